@@ -1,0 +1,185 @@
+"""Expansions of ``cvt`` to and from the formats below 8 bits and ue8m0 (PTX ISA 9.7.9.21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .body import Body
+from .scan import Instruction
+
+_INFINITY = "0x7f800000"
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A format without infinity and NaN: widths of exponent and mantissa, smallest normal exponent, largest value as a literal."""
+
+    exponent: int
+    mantissa: int
+    emin: int
+    largest: str
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def f16_factor(self) -> str:
+        """f16x2 power of two that makes up for the bias of f16 (15) when the code's bits stand in f16's fields."""
+        exponent = 15 - (1 - self.emin)
+        return f"0x{((15 + exponent) << 10) * 0x10001:08x}"
+
+
+NARROW = {
+    "e2m1": Narrow(2, 1, 0, "0f40c00000"),
+    "e2m3": Narrow(2, 3, 0, "0f40f00000"),
+    "e3m2": Narrow(3, 2, -2, "0f41e00000"),
+}
+_F8 = ("e4m3x2", "e5m2x2")
+_PAIRS = (*(f"{name}x2" for name in NARROW), "ue8m0x2")
+#: Width of the register that holds a pair.
+_CARRIER = {"e2m1x2": 8}
+
+
+def is_narrow(ins: Instruction) -> bool:
+    """Whether one side is a format that Hopper does not convert, or the other side of an 8-bit float is bf16x2."""
+    to, source = types(ins)
+    return to in _PAIRS or source in _PAIRS or (to in _F8 and source == "bf16x2") or (source in _F8 and to == "bf16x2")
+
+
+def types(ins: Instruction) -> tuple[str, str]:
+    """Destination and source type."""
+    return ins.mods[-2], ins.mods[-1]
+
+
+def convert(ins: Instruction, body: Body) -> None:
+    """Any conversion for which :func:`is_narrow` holds."""
+    to, source = types(ins)
+    if to == "ue8m0x2":
+        _to_scales(ins, body)
+    elif source == "ue8m0x2":
+        _from_scales(ins, body)
+    elif to in _F8:
+        _to_f8(ins, body)
+    elif to.removesuffix("x2") in NARROW:
+        _to_narrow(ins, body)
+    else:
+        _to_half(ins, body)
+
+
+def _to_narrow(ins: Instruction, body: Body) -> None:
+    """``cvt.rn.satfinite{.relu}.{e2m1x2,e2m3x2,e3m2x2}.{f32,f16x2,bf16x2}``."""
+    to = types(ins)[0]
+    fmt = NARROW[to.removesuffix("x2")]
+    high, low = (_encode(body, value, fmt, ins.has("relu")) for value in _floats(ins, body))
+    _write_pair(ins, body, high, low, 4 if to == "e2m1x2" else 8)
+
+
+def _encode(body: Body, value: str, fmt: Narrow, relu: bool) -> str:
+    """Code of an f32, rounded to nearest even; NaN becomes the largest positive value.
+
+    Adding 1.5 * 2^23 units, a unit being the format's spacing at the value, rounds once and leaves the number of units in
+    the low bits of the sum. The code is the number of units plus the exponent's place, carries included.
+    """
+    if relu:
+        value = body.op("max.NaN.f32", value, "0f00000000")
+    magnitude = body.op("min.f32", body.op("and.b32", value, "0x7fffffff"), fmt.largest)
+    lowest = (fmt.emin + 127) << 23
+    exponent = body.op("max.u32", body.op("and.b32", magnitude, _INFINITY), lowest)
+    rounder = body.op("add.u32", exponent, ((23 - fmt.mantissa) << 23) | 0x400000)
+    units = body.op("sub.u32", body.op("add.rn.f32", magnitude, rounder), rounder)
+    place = body.op("shr.u32", body.op("sub.u32", exponent, lowest), 23 - fmt.mantissa)
+    code = body.op("add.u32", place, units)
+    shift = 32 - fmt.bits
+    sign = body.op("and.b32", body.op("shr.u32", value, shift), 1 << (fmt.bits - 1))
+    is_nan = body.op("setp.nan.f32", value, value, kind="pred")
+    return body.op("or.b32", code, body.op("selp.b32", 0, sign, is_nan))
+
+
+def _to_f8(ins: Instruction, body: Body) -> None:
+    """``cvt.rn.satfinite{.relu}.{e4m3x2,e5m2x2}.bf16x2``: widened to f32, which is exact, then Hopper's own."""
+    high, low = _floats(ins, body)
+    body.add(f"{'.'.join((ins.opcode, *ins.mods[:-1], 'f32'))} {ins.operands[0]}, {high}, {low}")
+
+
+def _to_half(ins: Instruction, body: Body) -> None:
+    """``cvt.rn{.relu}.{f16x2,bf16x2}`` from a pair of narrow or 8-bit floats; every value is exact in both."""
+    to, source = types(ins)
+    if source in _F8:
+        pair = body.op(f"cvt.rn.f16x2.{source}", ins.operands[1])
+    else:
+        pair = _decode(body, _pair(ins, body), NARROW[source.removesuffix("x2")], 4 if source == "e2m1x2" else 8)
+    if ins.has("relu"):
+        pair = body.op("max.NaN.f16x2", pair, body.copy("0"))
+    if to == "bf16x2":
+        low, high = body.new("b16"), body.new("b16")
+        body.add(f"mov.b32 {{{low}, {high}}}, {pair}")
+        pair = body.op("cvt.rn.bf16x2.f32", body.op("cvt.f32.f16", high), body.op("cvt.f32.f16", low))
+    body.add(f"mov.b32 {ins.operands[0]}, {pair}")
+
+
+def _decode(body: Body, pair: str, fmt: Narrow, step: int) -> str:
+    """f16x2 of two codes, the second ``step`` bits above the first."""
+    second = body.op("and.b32", body.op("shl.b32", pair, 16 - step), ((1 << fmt.bits) - 1) << 16)
+    codes = body.op("lop3.b32", pair, (1 << fmt.bits) - 1, second, "0xea")
+    magnitude = (1 << (fmt.bits - 1)) - 1
+    moved = body.op(
+        "and.b32", body.op("shl.b32", codes, 10 - fmt.mantissa), (magnitude << (10 - fmt.mantissa)) * 0x10001
+    )
+    bits = body.op("lop3.b32", body.op("shl.b32", codes, 16 - fmt.bits), "0x80008000", moved, "0xea")
+    return body.op("mul.rn.f16x2", bits, body.copy(fmt.f16_factor))
+
+
+def _to_scales(ins: Instruction, body: Body) -> None:
+    """``cvt.{rz,rp}{.satfinite}.ue8m0x2.{f32,bf16x2}``: the exponent, rounded up with ``.rp``; the sign has no effect."""
+    codes = []
+    for value in _floats(ins, body):
+        magnitude = body.op("and.b32", value, "0x7fffffff")
+        code = body.op("shr.u32", magnitude, 23)
+        if ins.has("rp"):
+            above = body.op("shr.u32", body.op("add.u32", magnitude, "0x7fffff"), 23)
+            # Below the normal numbers there is one power of two, 2^-127, with code 0.
+            is_zero = body.op("setp.le.u32", magnitude, "0x400000", kind="pred")
+            code = body.op("selp.b32", 0, above, is_zero)
+        code = body.op("min.u32", code, 255)
+        if ins.has("satfinite"):
+            is_number = body.op("setp.le.u32", magnitude, _INFINITY, kind="pred")
+            code = body.op("selp.b32", body.op("min.u32", code, 254), code, is_number)
+        codes.append(code)
+    _write_pair(ins, body, codes[0], codes[1], 8)
+
+
+def _from_scales(ins: Instruction, body: Body) -> None:
+    """``cvt.rn.bf16x2.ue8m0x2``: the byte is bf16's exponent; code 0 is the subnormal 2^-127, code 255 NaN."""
+    pair = _pair(ins, body)
+    halves = []
+    for shift in (0, 8):
+        code = body.op("and.b32", body.op("shr.u32", pair, shift), 255)
+        bits = body.op("max.u32", body.op("shl.b32", code, 7), "0x40")
+        is_nan = body.op("setp.eq.u32", code, 255, kind="pred")
+        halves.append(body.op("selp.b32", "0x7fff", bits, is_nan))
+    body.add(f"prmt.b32 {ins.operands[0]}, {halves[0]}, {halves[1]}, 0x5410")
+
+
+def _floats(ins: Instruction, body: Body) -> tuple[str, str]:
+    """The sources as f32: the one for the upper half of the result, then the other."""
+    source = types(ins)[1]
+    if source == "f32":
+        high, low = body.copies(ins.operands[1:])
+        return high, low
+    pair = body.copy(ins.operands[1])
+    if source == "bf16x2":
+        return body.op("and.b32", pair, "0xffff0000"), body.op("shl.b32", pair, 16)
+    low, high = body.new("b16"), body.new("b16")
+    body.add(f"mov.b32 {{{low}, {high}}}, {pair}")
+    return body.op("cvt.f32.f16", high), body.op("cvt.f32.f16", low)
+
+
+def _pair(ins: Instruction, body: Body) -> str:
+    """The packed source, in a 32-bit register."""
+    return body.op(f"cvt.u32.u{_CARRIER.get(types(ins)[1], 16)}", ins.operands[1])
+
+
+def _write_pair(ins: Instruction, body: Body, high: str, low: str, step: int) -> None:
+    pair = body.op("or.b32", body.op("shl.b32", high, step), low)
+    body.add(f"cvt.u{_CARRIER.get(types(ins)[0], 16)}.u32 {ins.operands[0]}, {pair}")

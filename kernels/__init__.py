@@ -1,0 +1,1 @@
+"""Device code in CuTe DSL. Imported by the build and by the JIT only, never by the runtime."""

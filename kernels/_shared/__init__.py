@@ -1,0 +1,1 @@
+"""Building blocks that kernels share: PTX operations, scale layouts, pipelines, quantisation arithmetic."""

@@ -1,0 +1,283 @@
+"""The cuda target: cubins loaded per device and launched through cuda-python.
+
+Cubins are loaded when a plan resolves them, into the device's primary context (torch's), and never unloaded: a captured
+graph may hold them.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from b12x._runtime import counters, driver, packs, tensor_map
+from b12x._runtime.abi import KernelABI
+from b12x._runtime.errors import DeviceNotSupportedError, DriverError, PackError
+from b12x._runtime.launch import Launch, ParamBlock
+from b12x._runtime.pack import Artifact, Pack
+from b12x._runtime.spec import KernelSpec
+
+#: The architecture whose cubins a device of some compute capability runs. Checked before anything is loaded, because a
+#: cubin of another architecture loads without an error and fails at its launch.
+ARCHS = {(12, 0): "sm_120a", (12, 1): "sm_121a"}
+
+#: Shared memory that a kernel gets without asking for more.
+_DEFAULT_SMEM = 48 * 1024
+
+_lock = threading.Lock()
+_targets: dict[int, CudaTarget] = {}
+_current_raw_stream: Any = None
+
+
+def cuda_target(ordinal: int) -> CudaTarget:
+    """The target of a device; one object per device.
+
+    Raises
+    ------
+    DriverError
+        No driver, one that is too old, or no such device.
+    DeviceNotSupportedError
+        The device's architecture is not among :data:`ARCHS`.
+    """
+    with _lock:
+        if ordinal not in _targets:
+            capability = device_capability(ordinal)
+            arch = ARCHS.get(capability)
+            if arch is None:
+                raise DeviceNotSupportedError(_unsupported(ordinal, capability))
+            _targets[ordinal] = CudaTarget(ordinal, arch)
+        return _targets[ordinal]
+
+
+def device_count() -> int:
+    """Number of devices that the driver shows (DriverError when there is none to ask)."""
+    (count,) = driver.check("cuDeviceGetCount", driver.ready().cuDeviceGetCount())
+    return int(count)
+
+
+def device_name(ordinal: int) -> str:
+    """A device's product name."""
+    cu = driver.ready()
+    (raw,) = driver.check("cuDeviceGetName", cu.cuDeviceGetName(256, _device(cu, ordinal)))
+    return bytes(raw).split(b"\0")[0].decode()
+
+
+def device_capability(ordinal: int) -> tuple[int, int]:
+    """A device's compute capability, such as (12, 0)."""
+    cu = driver.ready()
+    device = _device(cu, ordinal)
+    kinds = cu.CUdevice_attribute
+    major = _attribute(cu, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    return major, _attribute(cu, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+
+
+class CudaTarget:
+    """One device. Make it with :func:`cuda_target`, which checks the architecture."""
+
+    def __init__(self, ordinal: int, arch: str) -> None:
+        cu = driver.ready()
+        self.ordinal = ordinal
+        self.arch = arch
+        self.name = self.device = f"cuda:{ordinal}"
+        self.cu_device = _device(cu, ordinal)
+        (self.context,) = driver.check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self.cu_device))
+        self._context_handle = int(self.context)
+        self._lock = threading.Lock()
+        self._functions: dict[tuple[str, str, int], Any] = {}
+
+    @property
+    def sm_count(self) -> int:
+        """Asked of the device each time, since partitioning (MIG, MPS) decides it, not the product."""
+        cu = driver.ready()
+        return _attribute(cu, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self.cu_device)
+
+    def missing(self, artifact: Artifact) -> str | None:
+        if self.arch in artifact.cubins:
+            return None
+        return f"has it for {', '.join(artifact.cubins) or 'no architecture'} only, and {self.name} needs {self.arch}"
+
+    def capturing(self) -> bool:
+        import torch
+
+        return torch.backends.cuda.is_built() and bool(torch.cuda.is_current_stream_capturing())
+
+    def load(self, artifact: Artifact, pack: Pack, spec: KernelSpec) -> CudaKernel:
+        """Load the cubin, its sha256 checked, unless the device has it already."""
+        abi = spec.abi()
+        cubin = artifact.cubins[self.arch]
+        key = (cubin.blob, artifact.entry, abi.launch.dynamic_smem)
+        with self._lock:
+            if key not in self._functions:
+                image = pack.cubin(artifact, self.arch)
+                with self.current():
+                    self._functions[key] = self._function(image, artifact.entry, abi, cubin.static_smem, pack)
+        return CudaKernel(self, spec, abi, self._functions[key])
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The device's primary context is the thread's current one inside."""
+        cu = driver.ready()
+        (context,) = driver.check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
+        if int(context) == self._context_handle:
+            yield
+            return
+        driver.check("cuCtxPushCurrent", cu.cuCtxPushCurrent(self.context))
+        try:
+            yield
+        finally:
+            driver.check("cuCtxPopCurrent", cu.cuCtxPopCurrent())
+
+    def _function(self, image: bytes, entry: str, abi: KernelABI, static_smem: int, pack: Pack) -> Any:
+        cu = driver.ready()
+        about = f"for {entry} of pack {pack.path} on {self.name}"
+        loaded = cu.cuLibraryLoadData(image, [], [], 0, [], [], 0)
+        (library,) = driver.check("cuLibraryLoadData", loaded, about)
+        code, kernel = cu.cuLibraryGetKernel(library, entry.encode())
+        if code != 0:
+            raise PackError(
+                f"a cubin of pack {pack.path} has no entry {entry!r} ({driver.error_text(code)}); the pack's index and "
+                "blobs do not belong together: build the pack again with `b12x build`"
+            )
+        if abi.launch.dynamic_smem + static_smem > _DEFAULT_SMEM:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            result = cu.cuKernelSetAttribute(attribute, abi.launch.dynamic_smem, kernel, self.cu_device)
+            driver.check(
+                "cuKernelSetAttribute", result, f"for {abi.launch.dynamic_smem} bytes of shared memory, {about}"
+            )
+        (function,) = driver.check("cuKernelGetFunction", cu.cuKernelGetFunction(kernel), about)
+        return function
+
+
+class CudaKernel:
+    """A kernel loaded on one device."""
+
+    def __init__(self, target: CudaTarget, spec: KernelSpec, abi: KernelABI, function: Any) -> None:
+        self.target = target
+        self.spec = spec
+        self.abi = abi
+        self.function = function
+        self.key = spec.key
+        self.block = ParamBlock(self.key, abi)
+        self.extended = abi.launch.cluster != (1, 1, 1) or abi.launch.programmatic_launch
+
+    def prepare(self, args: Mapping[str, Any]) -> CudaLaunch:
+        return CudaLaunch(self, args)
+
+
+class CudaLaunch(Launch):
+    """A kernel with its parameter block, for one device."""
+
+    def __init__(self, kernel: CudaKernel, args: Mapping[str, Any]) -> None:
+        super().__init__(kernel.block, kernel.abi, args)
+        self._kernel = kernel
+        self._buffer, base, self._skew = kernel.block.fill(args, tensor_map.encode)
+        self._params = base + kernel.block.array_at
+        self._config = _launch_config(kernel) if kernel.extended else None
+
+    def set(self, name: str, value: int | float) -> None:
+        block = self._block
+        at = self._skew + block.offsets.get(name, 0)
+        if type(value) not in (int, float):
+            block.check_scalar(name, value)
+        try:
+            data = block.scalars[name].pack(value)  # not pack_into, which clears the old value even when it fails
+        except (KeyError, struct.error, OverflowError):
+            block.check_scalar(name, value)
+            raise
+        self._buffer[at : at + len(data)] = data
+
+    def launch(self, stream: Any = None) -> None:
+        cu = driver.ready()
+        target = self._kernel.target
+        raw = raw_stream(stream, target.ordinal)
+        if int(cu.cuCtxGetCurrent()[1]) == target._context_handle:
+            code = self._enqueue(cu, raw)
+        else:
+            with target.current():
+                code = self._enqueue(cu, raw)
+        if code != 0:
+            contract = self._contract
+            raise DriverError(
+                f"launch of {self._kernel.key} on {target.name} failed: {driver.error_text(code)}; grid {self.grid}, "
+                f"block {contract.block}, cluster {contract.cluster}, {contract.dynamic_smem} bytes of dynamic shared "
+                "memory"
+            )
+        counters.count_launch(self._kernel.key)
+
+    def _enqueue(self, cu: Any, stream: int) -> Any:
+        function = self._kernel.function
+        grid = self.grid
+        config = self._config
+        if config is None:
+            contract = self._contract
+            return cu.cuLaunchKernel(function, *grid, *contract.block, contract.dynamic_smem, stream, self._params, 0)[
+                0
+            ]
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.hStream = stream
+        return cu.cuLaunchKernelEx(config, function, self._params, 0)[0]
+
+
+def raw_stream(stream: Any, ordinal: int) -> int:
+    """The raw handle of a stream argument; None is torch's current stream on the device, not the legacy default."""
+    global _current_raw_stream
+    if stream is None:
+        if _current_raw_stream is None:
+            import torch
+
+            _current_raw_stream = torch._C._cuda_getCurrentRawStream  # 0.2 us, where current_stream() takes 8
+        return int(_current_raw_stream(ordinal))
+    return int(getattr(stream, "cuda_stream", stream))
+
+
+def _launch_config(kernel: CudaKernel) -> Any:
+    cu = driver.ready()
+    contract = kernel.abi.launch
+    attributes = []
+    if contract.cluster != (1, 1, 1):
+        cluster = cu.CUlaunchAttribute()
+        cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dim = cluster.value.clusterDim
+        dim.x, dim.y, dim.z = contract.cluster
+        attributes.append(cluster)
+    if contract.programmatic_launch:
+        early = cu.CUlaunchAttribute()
+        early.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    config = cu.CUlaunchConfig()
+    config.blockDimX, config.blockDimY, config.blockDimZ = contract.block
+    config.sharedMemBytes = contract.dynamic_smem
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config
+
+
+def _device(cu: Any, ordinal: int) -> Any:
+    (count,) = driver.check("cuDeviceGetCount", cu.cuDeviceGetCount())
+    if ordinal >= count:
+        raise DriverError(
+            f"device cuda:{ordinal} does not exist; the driver shows {count} (CUDA_VISIBLE_DEVICES decides which)"
+        )
+    (device,) = driver.check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+    return device
+
+
+def _attribute(cu: Any, kind: Any, device: Any) -> int:
+    (value,) = driver.check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(kind, device))
+    return int(value)
+
+
+def _unsupported(ordinal: int, capability: tuple[int, int]) -> str:
+    needed = " or ".join(f"{major}.{minor} ({arch})" for (major, minor), arch in ARCHS.items())
+    try:
+        held = sorted({arch for pack in packs.installed() for arch in pack.archs})
+    except PackError:
+        held = []
+    return (
+        f"cuda:{ordinal} is a {device_name(ordinal)} of compute capability {capability[0]}.{capability[1]}; needed is "
+        f"{needed}. The installed packs hold {', '.join(held) or 'nothing'}. Choose another device, or run CPU tensors "
+        "with B12X_TARGET=emulator"
+    )

@@ -1,0 +1,45 @@
+"""A PTX emulator: runs a kernel's PTX on the CPU, and finds what hardware lets pass.
+
+>>> program = b12x.emulator.parse(ptx_text)
+>>> b12x.emulator.launch(program, grid=(1,), block=(128,), params=[...], regions=[...])
+
+Only numpy is needed. Accesses are checked against the passed tensors, data that nothing wrote is tracked to where it
+would matter, and asynchronous copies take effect as late as PTX allows.
+"""
+
+from .errors import (
+    BarrierError,
+    Deadlock,
+    Divergence,
+    EmulatorError,
+    LaunchError,
+    Misaligned,
+    OutOfBounds,
+    ParseError,
+    PendingCopies,
+    SharedRace,
+    TaintError,
+    UnsupportedInstruction,
+)
+from .options import Options, Stats
+from .run import Program, launch, parse
+
+__all__ = [
+    "BarrierError",
+    "Deadlock",
+    "Divergence",
+    "EmulatorError",
+    "LaunchError",
+    "Misaligned",
+    "Options",
+    "OutOfBounds",
+    "ParseError",
+    "PendingCopies",
+    "Program",
+    "SharedRace",
+    "Stats",
+    "TaintError",
+    "UnsupportedInstruction",
+    "launch",
+    "parse",
+]

@@ -1,0 +1,29 @@
+"""How a launch runs, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Options:
+    """``schedule`` runs the warps of a CTA together (lockstep) or in random order from ``seed``; ``copies`` lets
+    asynchronous copies take effect as late as the rules allow, or at once; ``concurrent`` CTAs run interleaved, for
+    kernels whose CTAs wait for each other. ``checks=False`` lets data that nothing wrote pass (bounds stay checked)."""
+
+    seed: int = 0
+    schedule: Literal["lockstep", "random"] = "lockstep"
+    copies: Literal["late", "eager"] = "late"
+    checks: bool = True
+    concurrent: int = 1
+
+
+@dataclass
+class Stats:
+    """``instructions`` counts per warp, ``steps`` per group of warps that ran together."""
+
+    instructions: int = 0
+    steps: int = 0
+    ctas: int = 0
+    seconds: float = 0.0

@@ -1,0 +1,188 @@
+"""``quantization.nvfp4``: bf16/fp16 rows to packed E2M1 codes and swizzled E4M3 block scales.
+
+>>> plan = nvfp4.plan(m=4096, k=7168, device="cuda")
+>>> outputs = nvfp4.allocate_outputs(plan)
+>>> nvfp4.run(plan=plan, x=x, global_scale=global_scale, outputs=outputs)
+
+``bind(plan, ...)`` and ``run(binding=...)`` split the last call where one binding is launched many times;
+``quantize`` is the one-shot form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from b12x._runtime import checks, registry, resolve, target
+from b12x._runtime.launch import Launch
+from b12x.quantization import scales
+from b12x.quantization.nvfp4 import planner
+from b12x.quantization.nvfp4.planner import Caps
+
+OP = "quantization.nvfp4"
+META = registry.find_op(OP)
+
+
+class Plan:
+    """Resolved kernel for up to ``caps.m`` rows of ``caps.k`` columns."""
+
+    def __init__(self, caps: Caps) -> None:
+        self.caps = caps
+        self.target = target.current_target(caps.device)
+        self.kernels = resolve.resolve_all(OP, planner.roles(caps), self.target, caps)
+
+    def explain(self) -> str:
+        """Which kernel serves each role, and why."""
+        return "\n".join(kernel.why for kernel in self.kernels.values())
+
+    def shapes_and_dtypes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each output storage."""
+        return _storage(self.caps.m, self.caps.k)
+
+    def bind(self, **tensors: Any) -> Binding:
+        return bind(self, **tensors)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Output storage and its views as operands of ``gemm.blockscaled``.
+
+    ``packed_a_storage`` uint8 ``[1, M, K/2]``, two codes a byte, low nibble first; ``scale_storage`` uint8
+    ``[up(M, 128) * up(K/16, 4)]`` in the swizzled layout; ``packed_a_view`` ``[M, K/2, 1]``; ``scale_view``
+    ``[32, 4, R, 4, C, 1]``.
+    """
+
+    packed_a_storage: torch.Tensor
+    scale_storage: torch.Tensor
+    packed_a_view: torch.Tensor
+    scale_view: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A checked launch; None where there are no rows."""
+
+    launch: Launch | None
+    outputs: Outputs
+
+
+def plan(m: int, k: int, *, device: Any = "cuda", dtype: str | torch.dtype = "bfloat16") -> Plan:
+    """Plan for up to ``m`` rows of ``k`` columns (a multiple of 64) of ``dtype`` bf16 or fp16.
+
+    Raises ValueError for sizes or dtypes outside the contract, KernelResolutionFrozenError where the kernel is in no
+    pack.
+    """
+    return Plan(Caps(device=device, m=m, k=k, dtype=checks.dtype_name(dtype)))
+
+
+def allocate_outputs(plan: Plan, *, device: Any = None) -> Outputs:
+    """Uninitialised outputs of a plan's capacity, on the plan's device by default."""
+    return _outputs(plan.caps.m, plan.caps.k, device or plan.target.device)
+
+
+def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Outputs) -> Binding:
+    """Check the tensors of one launch: ``x`` ``[rows, K]`` contiguous with rows <= m, ``global_scale`` f32 ``[1]`` = G.
+
+    Only the rows of ``x`` and the scale tiles that hold them are written; scales of the last tile's missing rows are 0.
+    Raises TypeError for a wrong dtype, ValueError for shape, stride, device, alignment or overlap.
+    """
+    m, k, device = plan.caps.m, plan.caps.k, plan.target.device
+    checks.tensor(OP, "x", x, dtype=plan.caps.dtype, shape=(None, k), device=device)
+    checks.tensor(OP, "global_scale", global_scale, dtype="float32", shape=(1,), device=device, align=4)
+    rows = x.shape[0]
+    if rows > m:
+        raise ValueError(f"{OP}: x has {rows} rows, more than the plan's capacity m = {m}; plan with a larger m")
+    packed, scale_storage = outputs.packed_a_storage, outputs.scale_storage
+    checks.tensor(OP, "outputs.packed_a_storage", packed, dtype="uint8", shape=(1, None, k // 2), device=device)
+    checks.tensor(OP, "outputs.scale_storage", scale_storage, dtype="uint8", shape=(None,), device=device)
+    needed = scales.storage_bytes(rows, k // 16)
+    if packed.shape[1] < rows or scale_storage.numel() < needed:
+        raise ValueError(
+            f"{OP}: outputs hold {packed.shape[1]} rows and {scale_storage.numel()} scale bytes; {rows} rows of x need "
+            f"{rows} and {needed}: allocate_outputs(plan) makes room for the plan's capacity"
+        )
+    checks.no_overlap(
+        OP,
+        outputs={"outputs.packed_a_storage": packed, "outputs.scale_storage": scale_storage},
+        inputs={"x": x, "global_scale": global_scale},
+    )
+    if rows == 0:
+        return Binding(None, outputs)
+    launch = plan.kernels["quantize"].loaded.prepare(
+        {
+            "x": x,
+            "global_scale": global_scale,
+            "packed": packed,
+            "scales": scale_storage,
+            "m": rows,
+            "k": k,
+        }
+    )
+    launch.grid = (planner.grid(rows, k), 1, 1)
+    return Binding(launch, outputs)
+
+
+def run(
+    *,
+    plan: Plan | None = None,
+    x: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+    outputs: Outputs | None = None,
+    binding: Binding | None = None,
+    stream: Any = None,
+) -> None:
+    """Quantise: either ``binding``, or ``plan``, ``x``, ``global_scale`` and ``outputs`` (bound and launched at
+    once)."""
+    if binding is None:
+        if plan is None or x is None or global_scale is None or outputs is None:
+            raise TypeError(f"{OP}: run needs either binding, or all of plan, x, global_scale and outputs")
+        binding = bind(plan, x=x, global_scale=global_scale, outputs=outputs)
+    elif plan is not None or x is not None or global_scale is not None or outputs is not None:
+        raise ValueError(f"{OP}: run got a binding and tensors that the binding already holds; pass one or the other")
+    if binding.launch is not None:
+        binding.launch.launch(stream)
+
+
+def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None) -> Outputs:
+    """One-shot: ``x`` ``[M, K]`` into new outputs of exactly M rows; arguments as in :func:`bind`."""
+    if x.ndim != 2:
+        raise ValueError(f"{OP}: x has shape {tuple(x.shape)}; needed is (M, K)")
+    kept = _plan(checks.device_name(x.device), x.shape[1], checks.dtype_name(x.dtype))
+    outputs = _outputs(x.shape[0], x.shape[1], x.device)
+    run(binding=bind(kept, x=x, global_scale=global_scale, outputs=outputs), stream=stream)
+    return outputs
+
+
+def clear_caches() -> None:
+    """Forget the plans that ``quantize`` keeps."""
+    _plan.cache_clear()
+
+
+def is_supported(device: Any = None) -> bool:
+    """Whether a device (the current one by default) or the chosen verification target can run this op."""
+    return target.is_supported(device)
+
+
+@lru_cache(maxsize=4096)
+def _plan(device: str, k: int, dtype: str) -> Plan:
+    """The plan ``quantize`` keeps for its static choices; M is not one of them."""
+    return Plan(Caps(device=device, m=2**31 - 1, k=k, dtype=dtype))
+
+
+def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {
+        "packed_a_storage": ((1, m, k // 2), torch.uint8),
+        "scale_storage": ((scales.storage_bytes(m, k // 16),), torch.uint8),
+    }
+
+
+def _outputs(m: int, k: int, device: Any) -> Outputs:
+    storage = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in _storage(m, k).items()}
+    return Outputs(
+        **storage,
+        packed_a_view=storage["packed_a_storage"].permute(1, 2, 0),
+        scale_view=scales.view(storage["scale_storage"], m, k // 16),
+    )

@@ -1,0 +1,50 @@
+"""The swizzled block-scale layout ("MMA layout") on torch tensors.
+
+A scale matrix ``[rows, columns]`` of one byte a scale is stored as tiles of 128 rows by 4 columns, 512 bytes each,
+row tiles outermost; the byte of ``(row, column)`` in batch ``l`` lies at ``((l * R + row // 128) * C + column // 4) *
+512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4`` with ``R = ceil(rows / 128)`` and ``C = ceil(columns / 4)``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def storage_shape(rows: int, columns: int, batch: int = 1) -> tuple[int, ...]:
+    """Shape of the contiguous storage: ``[L, R, C, 32, 4, 4]``."""
+    return (batch, -(-rows // 128), -(-columns // 4), 32, 4, 4)
+
+
+def storage_bytes(rows: int, columns: int, batch: int = 1) -> int:
+    """Bytes of the storage, pads included."""
+    return batch * -(-rows // 128) * -(-columns // 4) * 512
+
+
+def view(storage: torch.Tensor, rows: int, columns: int, batch: int = 1) -> torch.Tensor:
+    """The logical view ``[32, 4, R, 4, C, L]`` of contiguous storage; no copy."""
+    return storage.view(storage_shape(rows, columns, batch)).permute(3, 4, 1, 5, 2, 0)
+
+
+def swizzle(linear: torch.Tensor) -> torch.Tensor:
+    """Linear scales ``[rows, columns]`` or ``[L, rows, columns]`` (one byte each) to new swizzled storage; pads are
+    0."""
+    import torch
+
+    if linear.ndim == 2:
+        linear = linear[None]
+    batch, rows, columns = linear.shape
+    shape = storage_shape(rows, columns, batch)
+    padded = torch.zeros((batch, shape[1] * 128, shape[2] * 4), dtype=torch.uint8, device=linear.device)
+    padded[:, :rows, :columns] = linear.view(torch.uint8)
+    tiles = padded.view(batch, shape[1], 4, 32, shape[2], 4)
+    return tiles.permute(0, 1, 4, 3, 2, 5).contiguous()
+
+
+def unswizzle(storage: torch.Tensor, rows: int, columns: int, batch: int = 1) -> torch.Tensor:
+    """Swizzled storage to linear scales ``[L, rows, columns]``."""
+    shape = storage_shape(rows, columns, batch)
+    tiles = storage.view(shape).permute(0, 1, 4, 3, 2, 5)
+    return tiles.reshape(batch, shape[1] * 128, shape[2] * 4)[:, :rows, :columns].contiguous()

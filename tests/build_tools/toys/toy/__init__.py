@@ -1,0 +1,1 @@
+"""A group of ops that only the build's tests have."""

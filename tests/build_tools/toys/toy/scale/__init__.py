@@ -1,0 +1,1 @@
+"""``toy.scale``: y = alpha * x, in variants that a build must accept or refuse."""

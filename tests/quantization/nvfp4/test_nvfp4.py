@@ -1,0 +1,191 @@
+"""``quantization.nvfp4`` on the chosen target: byte-exact with the contract's chain, and its refusals."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from b12x.quantization import nvfp4, scales
+from tests.nvfp4_data import golden_quantize, pack, swizzled_offsets
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def rows_of(rng: np.random.Generator, m: int, k: int, dtype: str) -> torch.Tensor:
+    """Rows whose blocks differ by octaves, with zero blocks, blocks of one value, and subnormal block scales."""
+    x = rng.standard_normal((m, k)) * np.exp2(rng.integers(-12, 6, (m, k // 16)).repeat(16, axis=1))
+    kind = rng.integers(0, 8, (m, k // 16)).repeat(16, axis=1)
+    x = np.where(kind == 0, 0.0, np.where(kind == 1, 0.75, x))
+    return torch.from_numpy(x).to(DTYPES[dtype])
+
+
+def expected(x: torch.Tensor, global_scale: float) -> tuple[np.ndarray, np.ndarray]:
+    codes, scale_bytes = golden_quantize(x.float().numpy(), global_scale)
+    return pack(codes), scale_bytes
+
+
+def poisoned(plan: nvfp4.Plan) -> nvfp4.Outputs:
+    outputs = nvfp4.allocate_outputs(plan)
+    outputs.packed_a_storage.fill_(0xA5)
+    outputs.scale_storage.fill_(0xA5)
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k"), [(1, 64), (7, 192), (128, 128), (129, 64), (300, 320)])
+@pytest.mark.parametrize("global_scale", [1.0, 448 * 6 / 5.25, 1e-3])
+def test_bytes(target, rng, dtype, m, k, global_scale):
+    """Payload and scales equal the contract's chain; scales of the missing rows of the last tile are zero."""
+    x = rows_of(rng, m, k, dtype)
+    plan = nvfp4.plan(m, k, device=target.device, dtype=dtype)
+    outputs = poisoned(plan)
+    nvfp4.run(plan=plan, x=x, global_scale=torch.tensor([global_scale]), outputs=outputs)
+
+    packed, scale_bytes = expected(x, global_scale)
+    np.testing.assert_array_equal(outputs.packed_a_storage[0].numpy(), packed)
+    storage = outputs.scale_storage.numpy()
+    offsets = swizzled_offsets(1, m, k // 16)
+    np.testing.assert_array_equal(storage[offsets][0], scale_bytes)
+    pads = np.setdiff1d(np.arange(storage.size), offsets)
+    assert not storage[pads].any()
+
+
+def test_views_and_linear_scales(target, rng):
+    """The views are the operands of the GEMM; unswizzle gives the linear scales back."""
+    x = rows_of(rng, 130, 128, "bfloat16")
+    out = nvfp4.quantize(x, torch.tensor([2.0]))
+    packed, scale_bytes = expected(x, 2.0)
+    assert out.packed_a_view.shape == (130, 64, 1)
+    np.testing.assert_array_equal(out.packed_a_view[:, :, 0].numpy(), packed)
+    assert out.scale_view.shape == (32, 4, 2, 4, 2, 1)
+    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 130, 8)[0].numpy(), scale_bytes)
+    row, column = 71, 6
+    assert out.scale_view[row % 32, row // 32, 0, column % 4, column // 4, 0] == scale_bytes[row, column]
+
+
+def test_live_rows_below_capacity(target, rng):
+    """A plan serves every row count up to its capacity and touches only the tiles that hold live rows."""
+    plan = nvfp4.plan(300, 64, device=target.device)
+    for live in (0, 1, 128, 131):
+        x = rows_of(rng, live, 64, "bfloat16")
+        outputs = poisoned(plan)
+        nvfp4.run(plan=plan, x=x, global_scale=torch.ones(1), outputs=outputs)
+        packed, scale_bytes = expected(x, 1.0) if live else (np.empty((0, 32)), np.empty((0, 4)))
+        np.testing.assert_array_equal(outputs.packed_a_storage[0, :live].numpy(), packed)
+        assert (outputs.packed_a_storage[0, live:] == 0xA5).all()
+        owned = -(-live // 128) * 512
+        assert (outputs.scale_storage[owned:] == 0xA5).all()
+        np.testing.assert_array_equal(outputs.scale_storage.numpy()[swizzled_offsets(1, live, 4)][0], scale_bytes)
+
+
+def test_bind_once_run_often(target, rng):
+    """A binding reads its tensors when it runs."""
+    x, global_scale = rows_of(rng, 5, 64, "float16"), torch.ones(1)
+    plan = nvfp4.plan(8, 64, device=target.device, dtype=torch.float16)
+    outputs = poisoned(plan)
+    binding = plan.bind(x=x, global_scale=global_scale, outputs=outputs)
+    for factor in (1.0, 8.0):
+        global_scale.fill_(factor)
+        x.neg_()
+        nvfp4.run(binding=binding)
+        np.testing.assert_array_equal(outputs.packed_a_storage[0, :5].numpy(), expected(x, factor)[0])
+
+
+def test_zero_global_scale_gives_zero(target, rng):
+    out = nvfp4.quantize(rows_of(rng, 3, 64, "bfloat16"), torch.zeros(1))
+    assert not out.packed_a_storage.any()
+    assert not out.scale_storage.any()
+
+
+def test_saturation_and_negative_zero(target):
+    """Scales stop at 448 (0x7e), payload at 6, and no -0 code appears."""
+    x = torch.zeros(2, 64, dtype=torch.bfloat16)
+    x[0, :16] = torch.linspace(-1e38, 1e38, 16)
+    x[1, 16:32] = -1e-4
+    x[1, 16] = 1.0
+    out = nvfp4.quantize(x, torch.ones(1))
+    codes = np.stack([out.packed_a_storage[0].numpy() & 15, out.packed_a_storage[0].numpy() >> 4], -1).reshape(2, 64)
+    assert out.scale_storage.max() == 0x7E
+    assert {codes[0, 0], codes[0, 15]} == {15, 7}
+    assert not (codes == 8).any()
+    assert not codes[1, 17:32].any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2.0**-14, 0.37, 1.0, 3.1e4]), st.sampled_from(list(DTYPES)))
+def test_random_bit_patterns(target, seed, global_scale, dtype):
+    """Any finite bf16 or fp16 bit pattern, subnormals included."""
+    rng = np.random.default_rng(seed)
+    kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
+    bits = rng.integers(0, 2**16, (4, 64)).astype(np.uint16)
+    values = bits.view(kind).astype(np.float32)
+    bits[~np.isfinite(values)] = 0
+    x = torch.from_numpy(bits.view(np.int16)).view(DTYPES[dtype])
+    packed, scale_bytes = expected(x, global_scale)
+    out = nvfp4.quantize(x, torch.tensor([global_scale]))
+    np.testing.assert_array_equal(out.packed_a_storage[0].numpy(), packed)
+    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 4, 4)[0].numpy(), scale_bytes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"x": torch.zeros(4, 64)}, TypeError, ["x", "float32", "bfloat16"]),
+        ({"x": torch.zeros(4, 128, dtype=torch.bfloat16)}, ValueError, ["x", "(4, 128)", "(any, 64)"]),
+        ({"x": torch.zeros(9, 64, dtype=torch.bfloat16)}, ValueError, ["9 rows", "m = 8", "larger m"]),
+        ({"x": torch.zeros(64, 4, dtype=torch.bfloat16).T}, ValueError, ["x", "strides", "contiguous"]),
+        ({"x": torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)}, ValueError, ["x", "multiple of 16"]),
+        ({"x": torch.zeros(4, 64, dtype=torch.bfloat16, device="meta")}, ValueError, ["x", "meta", "cpu"]),
+        ({"global_scale": torch.ones(2)}, ValueError, ["global_scale", "(2,)", "(1,)"]),
+        ({"global_scale": torch.ones(1, dtype=torch.float64)}, TypeError, ["global_scale", "float64", "float32"]),
+        ({"x": [1.0]}, TypeError, ["x", "list", "tensor"]),
+    ],
+)
+def test_refusals(target, change, error, words):
+    """Bad input never reaches the kernel; the message says what was found and what is needed."""
+    plan = nvfp4.plan(8, 64, device=target.device)
+    arguments = {
+        "x": torch.zeros(4, 64, dtype=torch.bfloat16),
+        "global_scale": torch.ones(1),
+        "outputs": nvfp4.allocate_outputs(plan),
+    }
+    with pytest.raises(error) as caught:
+        nvfp4.run(plan=plan, **(arguments | change))
+    assert all(word in str(caught.value) for word in ["quantization.nvfp4", *words])
+
+
+def test_refuses_overlap(target):
+    plan = nvfp4.plan(8, 64, device=target.device)
+    outputs = nvfp4.allocate_outputs(plan)
+    x = outputs.packed_a_storage.view(-1).view(torch.bfloat16)[:64].view(1, 64)
+    with pytest.raises(ValueError, match=r"packed_a_storage and x overlap.*pass a copy"):
+        nvfp4.run(plan=plan, x=x, global_scale=torch.ones(1), outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"m": 0, "k": 64}, ["m is 0", "at least 1"]),
+        ({"m": 4, "k": 96}, ["k is 96", "multiple of 64", "pad"]),
+        ({"m": 4, "k": 64, "dtype": "float32"}, ["float32", "bfloat16 or float16"]),
+    ],
+)
+def test_plan_refusals(target, arguments, words):
+    with pytest.raises(ValueError, match=words[0]) as caught:
+        nvfp4.plan(**arguments, device=target.device)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_run_wants_one_form(target):
+    plan = nvfp4.plan(8, 64, device=target.device)
+    outputs = nvfp4.allocate_outputs(plan)
+    x = torch.zeros(1, 64, dtype=torch.bfloat16)
+    binding = plan.bind(x=x, global_scale=torch.ones(1), outputs=outputs)
+    with pytest.raises(ValueError, match="already holds"):
+        nvfp4.run(binding=binding, x=x)
+    with pytest.raises(TypeError, match="either binding, or all of"):
+        nvfp4.run(plan=plan, x=x)

@@ -1,0 +1,180 @@
+"""Checks of tensor arguments and scratch: each refusal says op, argument, found, needed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import b12x
+from b12x._runtime import checks, scratch
+
+GOOD: dict[str, Any] = {"dtype": ("uint8", "bfloat16"), "shape": (4, None), "device": "cpu"}
+
+
+def check(value: Any, **changes: Any) -> None:
+    checks.tensor("toy.copy", "x", value, **{**GOOD, **changes})
+
+
+def test_what_fits_passes() -> None:
+    x = torch.zeros(4, 32, dtype=torch.bfloat16)
+    check(x)
+    check(x, shape=None)
+    check(x, strides=(32, 1))
+    check(x, strides=(None, 1))
+    check(x[:, :16], strides=(None, 1))
+    check(torch.zeros(4, 1, dtype=torch.uint8).T.reshape(4, 1), strides=(1, 77))
+    check(torch.zeros(4, 0, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("value", "changes", "error", "words"),
+    [
+        (None, {}, TypeError, ("x is a NoneType", "needed is a uint8 or bfloat16 tensor")),
+        ([1, 2], {}, TypeError, ("x is a list",)),
+        (torch.zeros(4, 2), {}, TypeError, ("dtype float32", "needed is uint8 or bfloat16", "convert it")),
+        (torch.zeros(4, 2), {"dtype": "float16"}, TypeError, ("dtype float32", "needed is float16", "convert it")),
+        (torch.zeros(3, 2, dtype=torch.uint8), {}, ValueError, ("shape (3, 2)", "needed is (4, any)")),
+        (torch.zeros(4, dtype=torch.uint8), {}, ValueError, ("shape (4,)", "needed is (4, any)")),
+        (
+            torch.zeros(4, 2, dtype=torch.uint8),
+            {"device": "cuda:1"},
+            ValueError,
+            ("is on cpu", "needed is cuda:1", "move it or plan for cpu"),
+        ),
+        (
+            torch.zeros(32, 4, dtype=torch.uint8).T,
+            {},
+            ValueError,
+            ("strides (1, 4)", "needed is contiguous", ".contiguous()"),
+        ),
+        (
+            torch.zeros(4, 32, dtype=torch.uint8),
+            {"strides": (64, 1)},
+            ValueError,
+            ("strides (32, 1)", "needed is (64, 1)", "copy it"),
+        ),
+        (
+            torch.zeros(4, 32, dtype=torch.uint8),
+            {"strides": (64,)},
+            ValueError,
+            ("strides (32, 1)", "needed is (64,)"),
+        ),
+        (
+            torch.zeros(130, dtype=torch.uint8)[2:].view(4, 32),
+            {},
+            ValueError,
+            ("2 bytes past a multiple of 16", "needed is a multiple of 16", "or a copy"),
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    value: Any, changes: dict[str, Any], error: type[Exception], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(error) as caught:
+        check(value, **changes)
+    for word in ("toy.copy: x ", *words):
+        assert word in str(caught.value)
+
+
+def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    names = [
+        checks.device_name(d) for d in ("cuda", "cuda:1", 2, torch.device("cuda:1"), "cpu", torch.device("cpu", 0))
+    ]
+    assert names == ["cuda:3", "cuda:1", "cuda:2", "cuda:1", "cpu", "cpu"]
+
+
+def test_overlap_is_refused_by_name_and_range() -> None:
+    storage = torch.zeros(256, dtype=torch.uint8)
+    checks.no_overlap("toy.copy", outputs={"y": storage[:64], "z": storage[64:128]}, inputs={"x": storage[128:]})
+    checks.no_overlap("toy.copy", outputs={"y": storage[:64]}, inputs={"x": storage[10:10]})
+    checks.no_overlap("toy.copy", outputs={}, inputs={"a": storage, "b": storage})
+    with pytest.raises(ValueError, match=r"output y and x overlap in memory .*separate tensors: pass a copy"):
+        checks.no_overlap("toy.copy", outputs={"y": storage[:65]}, inputs={"x": storage[64:]})
+    with pytest.raises(ValueError, match="output y and z overlap"):
+        checks.no_overlap("toy.copy", outputs={"y": storage, "z": storage[255:]}, inputs={})
+
+
+@given(
+    a=st.tuples(st.integers(0, 20), st.integers(0, 4), st.integers(0, 4), st.integers(1, 9)),
+    b=st.tuples(st.integers(0, 20), st.integers(0, 4), st.integers(0, 4), st.integers(1, 9)),
+)
+def test_overlap_agrees_with_the_bytes_spanned(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    storage = torch.zeros(200, dtype=torch.int16)
+
+    def view(start: int, rows: int, columns: int, pitch: int) -> tuple[torch.Tensor, set[int]]:
+        x = storage.as_strided((rows, columns), (pitch, 1), start)
+        elements = [start + r * pitch + c for r in range(rows) for c in range(columns)]
+        return x, set(range(min(elements), max(elements) + 1)) if elements else set()
+
+    (x, x_bytes), (y, y_bytes) = view(*a), view(*b)
+    try:
+        checks.no_overlap("toy.copy", outputs={"x": x}, inputs={"y": y})
+        overlap = False
+    except ValueError:
+        overlap = True
+    assert overlap == bool(x_bytes & y_bytes)
+
+
+def test_scratch_spec_is_what_the_caller_allocates() -> None:
+    (spec,) = scratch.Layout({"a": 10, "b": 5}).specs("cpu")
+    assert isinstance(spec, b12x.ScratchBufferSpec)
+    assert (spec.name, spec.shape, spec.dtype, spec.device) == ("scratch", (1029,), torch.uint8, "cpu")
+    assert spec.nbytes == 1029
+    assert b12x.ScratchBufferSpec("s", (3, 4), "bfloat16", "cpu").nbytes == 24
+    assert b12x.ScratchBufferSpec("s", (3,), torch.float32, "cpu").nbytes == 12
+    assert scratch.Layout({}).specs("cpu")[0].shape == (1,)
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers(0, 5000), max_size=6))
+def test_sub_buffers_are_aligned_disjoint_and_inside(sizes: dict[str, int]) -> None:
+    layout = scratch.Layout(sizes)
+    buffer = torch.zeros(max(layout.nbytes, 1), dtype=torch.uint8)
+    parts = layout.carve(buffer)
+    assert list(parts) == list(sizes)
+    for number, (name, part) in enumerate(parts.items(), start=1):
+        assert part.shape == (sizes[name],)
+        assert (part.storage_offset()) % 1024 == 0
+        part += number
+    assert int(buffer.sum()) == sum(number * size for number, size in enumerate(sizes.values(), start=1))
+    assert layout.nbytes <= sum(-(-size // 1024) * 1024 for size in sizes.values())
+
+
+def test_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a' has -1 bytes"):
+        scratch.Layout({"a": -1})
+
+
+def test_scratch_comes_in_three_forms() -> None:
+    layout = scratch.Layout({"a": 10})
+    specs = layout.specs("cpu")
+    buffer = torch.zeros(100, dtype=torch.uint8)
+    for form in (buffer, {"scratch": buffer, "other": None}, [buffer], (buffer,), buffer.view(10, 10)):
+        found = scratch.select("toy.copy", specs, form)
+        assert found.shape == (10,)
+        assert found.data_ptr() == buffer.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("form", "error", "words"),
+    [
+        ({"workspace": torch.zeros(10)}, KeyError, ("['workspace']", "needed is 'scratch'", "10 bytes")),
+        ([], ValueError, ("sequence of 0 tensors", "exactly one")),
+        ([torch.zeros(1)] * 2, ValueError, ("sequence of 2 tensors", "exactly one")),
+        (torch.zeros(10), TypeError, ("dtype float32", "needed is uint8")),
+        (None, TypeError, ("NoneType", "uint8 tensor")),
+        (torch.zeros(9, dtype=torch.uint8), ValueError, ("has 9 bytes", "needed are 10", "plan.scratch_specs()")),
+        (torch.zeros(20, dtype=torch.uint8)[::2], ValueError, ("strides (2,)", "contiguous")),
+        (torch.zeros(10, dtype=torch.uint8, device="meta"), ValueError, ("is on meta", "needed is cpu")),
+    ],
+)
+def test_wrong_scratch_is_refused(form: Any, error: type[Exception], words: tuple[str, ...]) -> None:
+    specs = scratch.Layout({"a": 10}).specs("cpu")
+    with pytest.raises(error) as caught:
+        scratch.select("toy.copy", specs, form)
+    for word in ("toy.copy: ", *words):
+        assert word in str(caught.value)
