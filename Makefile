@@ -10,6 +10,8 @@ ARGS ?=
 DEV := .venv/bin/python
 DEMO := .venv-demo/bin/python
 PINS := requirements/pins.txt
+# Byte code is made when a module is first imported: compiling all of torch's takes longer than installing it.
+INSTALL := pip install --quiet --no-compile
 GATE_FAILED := 3
 
 # What goes into a wheel.
@@ -29,9 +31,9 @@ setup: .venv/setup.stamp
 .venv/setup.stamp: demo/requirements.txt $(PINS) pyproject.toml setup.py
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else "Python 3.10 or newer is needed, $(PYTHON) is %d.%d" % v[:2])'
 	test -x $(DEV) || "$(PYTHON)" -m venv .venv
-	$(DEV) -m pip install --quiet -c $(PINS) numpy setuptools
-	$(DEV) -m pip install --quiet -c $(PINS) --no-build-isolation --editable '.[dev]'
-	$(DEV) -m pip install --quiet --no-deps -r demo/requirements.txt
+	$(DEV) -m $(INSTALL) -c $(PINS) numpy setuptools
+	$(DEV) -m $(INSTALL) -c $(PINS) --no-build-isolation --editable '.[dev]'
+	$(DEV) -m $(INSTALL) --no-deps -r demo/requirements.txt
 	touch $@
 
 test: setup
@@ -60,15 +62,15 @@ build/demo-wheel/wheel.stamp: .venv/setup.stamp $(SOURCES)
 
 .venv-demo/setup.stamp: build/demo-wheel/wheel.stamp demo/requirements.txt $(PINS)
 	test -x $(DEMO) || "$(PYTHON)" -m venv .venv-demo
-	$(DEMO) -m pip install --quiet -c $(PINS) build/demo-wheel/*.whl
-	$(DEMO) -m pip install --quiet --no-deps --force-reinstall build/demo-wheel/*.whl
-	$(DEMO) -m pip install --quiet --no-deps -r demo/requirements.txt
+	$(DEMO) -m $(INSTALL) -c $(PINS) build/demo-wheel/*.whl
+	$(DEMO) -m $(INSTALL) --no-deps --force-reinstall build/demo-wheel/*.whl
+	$(DEMO) -m $(INSTALL) --no-deps -r demo/requirements.txt
 	touch $@
 
 # The wheel's files for the environment that has the compiler, where the package itself is installed from the source tree.
 build/control-site/site.stamp: build/demo-wheel/wheel.stamp
 	rm -rf build/control-site
-	$(DEV) -m pip install --quiet --no-deps --target build/control-site build/demo-wheel/*.whl
+	$(DEV) -m $(INSTALL) --no-deps --target build/control-site build/demo-wheel/*.whl
 	touch $@
 
 demo: .venv-demo/setup.stamp build/control-site/site.stamp

@@ -17,7 +17,7 @@ def pack_entry(artifact: CompiledArtifact) -> tuple[Artifact, dict[str, bytes]]:
     """The index entry of one artifact, and its blobs by file name."""
     blobs: dict[str, bytes] = {}
     cubins: dict[str, Cubin] = {}
-    for arch, data in sorted(artifact.cubins.items()):
+    for arch, data in artifact.cubins.items():
         digest, name, content = cubin_blob(data)
         blobs[name] = content
         used = artifact.resources[arch]
@@ -45,7 +45,7 @@ def pack_contents(
     entries: dict[str, Artifact] = {}
     blobs: dict[str, bytes] = {}
     versions: set[tuple[str, str, tuple[str, ...]]] = set()
-    for artifact in sorted(artifacts, key=lambda a: a.key):
+    for artifact in artifacts:
         entries[artifact.key], own = pack_entry(artifact)
         blobs.update(own)
         versions.add((artifact.dsl, artifact.ptxas, tuple(sorted(artifact.cubins))))

@@ -96,7 +96,7 @@ def _statement(text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
 def _string_end(text: str, at: int, mark: str) -> int:
     """The position after the string that opens at ``at``."""
     at += len(mark)
-    while not text.startswith(mark, at):
+    while at < len(text) and not text.startswith(mark, at):
         at += 2 if mark[0] == '"' and text[at] == "\\" else 1
     at += len(mark)
     # A multi-line string may end in up to two quotes of its own before the closing three.

@@ -126,7 +126,7 @@ class _Lane(threading.Thread):
         if self._worker is None:
             self._worker = _Worker()
         answer = self._worker.ask(task)
-        # A failed trace leaves state in the DSL, such as the number that entry names end in; it gets no second task.
+        # Nothing says what a failed trace leaves behind in the DSL, so the worker gets no second task.
         if answer.error is not None or self._worker.asked >= KERNELS_PER_WORKER:
             self._retire()
         return answer

@@ -132,4 +132,4 @@ def _cosines(a: torch.Tensor, b: torch.Tensor) -> list[float]:
 def _at_least(name: str, cosines: Sequence[float], least: float) -> Gate:
     found = min(cosines)
     # Written so that NaN fails.
-    return Gate(name, f"lowest cosine {found:.6f}", f">= {least}", all(cosine >= least for cosine in cosines))
+    return Gate(name, f"lowest cosine {found:.7f}", f">= {least}", all(cosine >= least for cosine in cosines))

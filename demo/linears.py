@@ -122,10 +122,11 @@ class ReferenceLinear:
 class ReplayLinear:
     """The reference on the inputs that the kernels had, projection by projection.
 
-    Run alone, two implementations part ways: a last-bit difference in a sum moves some activation across a rounding
-    boundary of E2M1, and 24 such stages in a row amplify that towards the size of the quantisation error itself. On
-    equal inputs they must agree, so this backend takes each projection's input from the kernels' run and goes on with
-    its own output.
+    Two correct implementations that quantise on their own may part ways: a last-bit difference in one sum moves some
+    activation across a rounding boundary of E2M1, and 24 such stages in a row amplify that towards the size of the
+    quantisation error itself. (Two runs of this reference that differ only in f32 or f64 sums: 0.990 in the worst
+    sentence.) On equal inputs they must agree, so this backend takes each projection's input from the kernels' run and
+    goes on with its own output.
     """
 
     def __init__(self, reference: ReferenceLinear, recorded: dict[str, Recorded]) -> None:

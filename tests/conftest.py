@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +32,14 @@ def base_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_pack(manifest, tmp_path_factory.mktemp("packs") / "base", BuildOptions.from_environment()).path
 
 
-@pytest.fixture(scope="session")
-def target(base_pack: Path) -> TargetUnderTest:
+@pytest.fixture(scope="module")
+def target(base_pack: Path) -> Iterator[TargetUnderTest]:
     """Kernels of the base pack, run by the emulator."""
-    os.environ["B12X_PACK_PATH"] = str(base_pack)
-    b12x.clear_all_caches()
-    with b12x.target("emulator", sm_count=8):
+    with pytest.MonkeyPatch.context() as patch, b12x.target("emulator", sm_count=8):
+        patch.setenv("B12X_PACK_PATH", str(base_pack))
+        b12x.clear_all_caches()
         yield TargetUnderTest("cpu", "emulator")
-    del os.environ["B12X_PACK_PATH"]
+    b12x.clear_all_caches()
 
 
 @pytest.fixture

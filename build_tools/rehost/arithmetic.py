@@ -42,8 +42,8 @@ def mixed(ins: Instruction, body: Body) -> None:
 def redux_f32(ins: Instruction, body: Body) -> None:
     """``redux.sync.{min,max}{.abs}{.NaN}.f32`` (PTX ISA 9.7.13.7) on integers of the same order.
 
-    A float maps to an unsigned key: all bits flipped where it is negative, the sign bit set where it is not. NaN takes the
-    key that never wins, or with ``.NaN`` the one that always does; no other value has those keys.
+    A float maps to an unsigned key: all bits flipped where it is negative, the sign bit set where it is not. NaN takes
+    the key that never wins, or with ``.NaN`` the one that always does; no other value has those keys.
     """
     smallest = ins.has("min")
     value = body.copy(ins.operands[1])

@@ -1,4 +1,4 @@
-"""Runs ptxas, which needs no GPU: the one of the PyPI package nvidia-cuda-nvcc (see requirements.txt beside this file)."""
+"""Runs ptxas, which needs no GPU: the one of the PyPI package nvidia-cuda-nvcc (requirements.txt has the version)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Body:
         return self.op("shfl.sync.idx.b32", value, lane, 31, FULL_WARP)
 
     def text(self, instruction: Instruction, label: str) -> str:
-        """The scope on a single line, so that the line numbers of the module stay; a guard becomes a branch around it."""
+        """The scope on one line, so that the line numbers of the module stay; a guard becomes a branch around it."""
         declared = [f".reg .{kind} {PREFIX}_{kind}_<{count}>;" for kind, count in self._counts.items()]
         parts = ["{", *declared]
         if instruction.guard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,13 @@ Maker = Callable[[Generator], Words]
 
 #: Threads of a random case: 64 warps. Cases over all 16-bit inputs have 65536.
 THREADS = 2048
-_SPECIAL = np.array(
-    [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000]
-    + [0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0x7FFFFFFF, 0x00400000, 0x00400001, 0x7F000000, 0x7F000001],
-    np.uint32,
-)
+_ORDINARY = (0, 0x80000000, 1, 0x80000001, 0x400000, 0x400001, 0x7FFFFF, 0x800000, 0x3F800000, 0xBF800000, 0x7F000001)
+_LARGE_AND_NAN = (0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0x7FFFFFFF)
+_SPECIAL = np.array([*_ORDINARY, *_LARGE_AND_NAN], np.uint32)
+
+
+def _words(values: NDArray[Any]) -> Words:
+    return values.astype(np.uint32)
 
 
 def any_words(count: int) -> Maker:
@@ -42,6 +45,24 @@ def any_floats(count: int) -> Maker:
     return make
 
 
+def quiet_floats(count: int) -> Maker:
+    """As :func:`any_floats`, every NaN a quiet one: numpy's fmin and fmax take a signalling one for the result."""
+
+    def make(rng: Generator) -> Words:
+        words = any_floats(count)(rng)
+        return _words(np.where((words & 0x7FFFFFFF) > 0x7F800000, words | 0x400000, words))
+
+    return make
+
+
+def floats_by_warp(rng: Generator) -> Words:
+    """f32 of every kind; a third of the warps without NaN, a third of NaN only."""
+    words = quiet_floats(1)(rng)
+    kind = np.repeat(np.arange(THREADS // 32) % 3, 32).reshape(-1, 1)
+    is_nan = (words & 0x7FFFFFFF) > 0x7F800000
+    return _words(np.where(kind == 0, np.where(is_nan, 0x40490FDB, words), np.where(kind == 1, 0xFFC00000, words)))
+
+
 def rounding_floats(name: str, *, negative_zero: bool) -> Maker:
     """f32 pairs around the values and the midpoints of a narrow format, and of every other kind."""
 
@@ -52,7 +73,7 @@ def rounding_floats(name: str, *, negative_zero: bool) -> Maker:
         near = np.maximum(near + rng.integers(-2, 3, near.shape), 0)
         near |= rng.integers(0, 2, near.shape) << 31
         words = np.where(rng.integers(0, 2, near.shape) == 0, near.astype(np.uint32), any_floats(2)(rng))
-        return words if negative_zero else np.where(words == 0x80000000, np.uint32(0), words)
+        return words if negative_zero else _words(np.where(words == 0x80000000, 0, words))
 
     return make
 
@@ -65,14 +86,14 @@ def half_pairs(kind: str, *, negative_zero: bool = True) -> Maker:
         high = rng.permutation(65536).astype(np.uint32)
         if not negative_zero:
             low, high = (np.where(half == 0x8000, np.uint32(0), half) for half in (low, high))
-        return (low | (high << np.uint32(16))).reshape(-1, 1)
+        return _words(low | (high << np.uint32(16))).reshape(-1, 1)
 
     return make
 
 
 def all_pairs(mask: int) -> Maker:
     """All 16-bit words under a mask, in random order."""
-    return lambda rng: (rng.permutation(65536) & mask).astype(np.uint32).reshape(-1, 1)
+    return lambda rng: _words(rng.permutation(65536) & mask).reshape(-1, 1)
 
 
 def positive_floats(rng: Generator) -> Words:
@@ -80,20 +101,20 @@ def positive_floats(rng: Generator) -> Words:
     words = any_floats(2)(rng)
     near = (rng.integers(0, 256, words.shape) << 23) + rng.integers(-1, 2, words.shape)
     words = np.where(rng.integers(0, 2, words.shape) == 0, np.maximum(near, 0).astype(np.uint32), words)
-    return words & np.uint32(0x7FFFFFFF)
+    return _words(words & 0x7FFFFFFF)
 
 
 def positive_bf16_pairs(rng: Generator) -> Words:
     """All bf16 without sign in the lower half, random ones in the upper half."""
-    return half_pairs("bf16x2")(rng) & np.uint32(0x7FFF7FFF)
+    return _words(half_pairs("bf16x2")(rng) & 0x7FFF7FFF)
 
 
 @dataclass(frozen=True)
 class MmaInputs:
     """Inputs of an MMA: A (4 words), B (2), C (4), scale words of A and of B, for each lane.
 
-    ``exact`` values keep every sum within 24 bits, so that neither order nor truncation shows. ``magnitudes`` clears every
-    sign, which makes D the sum of magnitudes.
+    ``exact`` values keep every sum within 24 bits, so that neither order nor truncation shows. ``magnitudes`` clears
+    every sign, which makes D the sum of magnitudes.
     """
 
     exact: Maker
@@ -112,10 +133,11 @@ def _fp4_inputs(scale: str, exact: bool, rng: Generator) -> Words:
     words = rng.integers(0, 2**32, (THREADS, 12), np.uint32)
     words[:, 6:10] = _accumulators(rng, exact, 4)
     if scale == "ue4m3":
-        few = np.array([0x30, 0x34, 0x38, 0x3C], np.uint8)  # 0.5, 0.75, 1, 1.5
-        codes = few[rng.integers(0, 4, (THREADS, 8))] if exact else _rare(rng, rng.integers(0, 0x7F, (THREADS, 8)), 0x7F)
+        few = np.array([0x30, 0x34, 0x38, 0x3C])  # 0.5, 0.75, 1, 1.5
+        every = _rare(rng, rng.integers(0, 0x7F, (THREADS, 8)), 0x7F)
+        values = few[rng.integers(0, 4, (THREADS, 8))] if exact else every
         # The sign bit of ue4m3 has no meaning.
-        codes = codes.astype(np.uint8) | (rng.integers(0, 2, codes.shape) << 7).astype(np.uint8)
+        codes = (values | (rng.integers(0, 2, values.shape) << 7)).astype(np.uint8)
     else:
         codes = _powers(rng, exact, 8)
     words[:, 10:] = np.ascontiguousarray(codes).view(np.uint32)
@@ -123,7 +145,7 @@ def _fp4_inputs(scale: str, exact: bool, rng: Generator) -> Words:
 
 
 def _fp4_magnitudes(words: Words) -> Words:
-    out = words.copy()
+    out: Words = words.copy()
     out[:, :6] &= np.uint32(0x77777777)
     out[:, 6:10] &= np.uint32(0x7FFFFFFF)
     return out
@@ -157,17 +179,17 @@ def _fp8_inputs(a: str, b: str, half: bool, exact: bool, rng: Generator) -> Word
 
 
 def _element_codes(name: str, exact: bool) -> NDArray[np.uint8]:
-    """Container bytes: all finite values (and e4m3's NaN once), or only multiples of 1/2 up to 6."""
+    """Container bytes: all finite values, or only multiples of 1/2 up to 6."""
     bits = FORMATS[name].bits
     codes = np.arange(1 << bits, dtype=np.uint8)
     values = decode_table(name)[: 1 << bits]
     keep = (np.abs(values) <= 6) & (values * 2 == np.rint(values * 2)) if exact else np.isfinite(values)
     kept = codes[keep]
-    return kept << 2 if name == "e2m1" else kept
+    return kept << np.uint8(2) if name == "e2m1" else kept
 
 
 def _fp8_magnitudes(a: str, b: str, half: bool, words: Words) -> Words:
-    out = words.copy()
+    out: Words = words.copy()
     for columns, name in ((slice(0, 4), a), (slice(4, 6), b)):
         out[:, columns] &= np.uint32(0x7F7F7F7F if name in ("e4m3", "e5m2") else 0xDFDFDFDF)
     out[:, 6:10] &= np.uint32(0x7FFF7FFF if half else 0x7FFFFFFF)
@@ -176,8 +198,11 @@ def _fp8_magnitudes(a: str, b: str, half: bool, words: Words) -> Words:
 
 def _accumulators(rng: Generator, exact: bool, count: int) -> Words:
     if exact:
-        return (rng.integers(-(2**14), 2**14, (THREADS, count)) / 64).astype(np.float32).view(np.uint32)
-    return (rng.standard_normal((THREADS, count)) * 100).astype(np.float32).view(np.uint32)
+        values = rng.integers(-(2**14), 2**14, (THREADS, count)) / 64
+    else:
+        values = rng.standard_normal((THREADS, count)) * 100
+    out: Words = values.astype(np.float32).view(np.uint32)
+    return out
 
 
 def _powers(rng: Generator, exact: bool, count: int) -> NDArray[np.uint8]:

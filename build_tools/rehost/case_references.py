@@ -42,7 +42,7 @@ def load_transposed(bits: int, matrices: int, words: Words) -> Words:
 
 
 def store_transposed(matrices: int, words: Words) -> Words:
-    """``stmatrix.m16n8.trans.b8`` (PTX ISA 9.7.14.5.16): byte ``a + 2 b`` of lane ``4 g + t`` to row 2t+a, byte g+8b."""
+    """``stmatrix.m16n8.trans.b8`` (9.7.14.5.16): byte ``a + 2 b`` of lane ``4 g + t`` to row 2t+a, byte g+8b."""
     memory = _elements(words, 8).copy()
     registers = words.view(np.uint8).reshape(-1, 32, 4, 4)
     group, quarter = _LANES >> 2, _LANES & 3
@@ -51,7 +51,8 @@ def store_transposed(matrices: int, words: Words) -> Words:
             for b in range(2):
                 row = _ROW_OF_LANE[8 * matrix + 2 * quarter + a]
                 memory[:, row, group + 8 * b] = registers[:, :, matrix, a + 2 * b]
-    return memory.reshape(-1, 16).view(np.uint32)
+    out: Words = memory.reshape(-1, 16).view(np.uint32)
+    return out
 
 
 def _elements(words: Words, bits: int) -> NDArray[np.uint8]:

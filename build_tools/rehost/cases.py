@@ -1,7 +1,8 @@
 """Cases that prove the expansions: one instruction each, over random or all register inputs.
 
-A case is a small kernel that hands every thread some input words and stores its output words. It runs in the emulator as
-written, in the emulator after its rewriting, and on Hopper; all three must agree. :mod:`.case_data` makes the inputs.
+A case is a small kernel that hands every thread some input words and stores its output words. It runs in the emulator
+as written, in the emulator after its rewriting, and on Hopper; all three must agree. :mod:`.case_data` makes the
+inputs.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Comparison = Literal["bits", "floats", "sums", "half sums"]
 class Case:
     """``code`` reads ``%i0``.. and writes ``%o0``..; ``%d0`` and ``%d1`` are the thread's input and output addresses.
 
-    ``inputs(rng)`` gives words ``[threads, inputs]``, threads being a multiple of :data:`BLOCK`. ``magnitudes`` maps them
-    to inputs whose results bound the sums of magnitudes. With ``shared``, the thread's first four inputs are stored as its
-    16-byte row of shared memory, ``%r60`` is the address of a row of its warp that differs from lane to lane, and
-    ``%r61`` that of its own row. ``stores`` is False where the code itself writes global memory. ``reference`` gives the
-    results where the emulator does not know the instruction.
+    ``inputs(rng)`` gives words ``[threads, inputs]``, threads being a multiple of :data:`BLOCK`. ``magnitudes`` maps
+    them to inputs whose results bound the sums of magnitudes. With ``shared``, the thread's first four inputs are
+    stored as its 16-byte row of shared memory, ``%r60`` is the address of a row of its warp that differs from lane to
+    lane, and ``%r61`` that of its own row. ``stores`` is False where the code itself writes global memory.
+    ``reference`` gives the results where the emulator does not know the instruction.
     """
 
     name: str
@@ -168,7 +169,8 @@ def _aligned(words: Words) -> Words:
 
 
 def _as_float(words: Words) -> NDArray[np.float64]:
-    return words.view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return words.view(np.float32).astype(np.float64)
 
 
 def _as_half(words: Words) -> NDArray[np.float64]:
@@ -226,11 +228,14 @@ def _arithmetic() -> list[Case]:
         found.append(Case(f"{name}.f32x2", 2 * sources, 2, code, data.any_floats(2 * sources), "floats"))
     for opcode, mods in product(("min", "max"), ("", ".ftz", ".NaN", ".abs", ".ftz.NaN.abs")):
         name = f"{opcode}{mods}.f32"
-        found.append(Case(f"{name} (3)", 3, 1, f"{name} %o0, %i0, %i1, %i2;", data.any_floats(3), "floats"))
+        found.append(Case(f"{name} (3)", 3, 1, f"{name} %o0, %i0, %i1, %i2;", data.quiet_floats(3), "floats"))
     for name in ("add.rn.f32.f16", "sub.rz.f32.bf16", "fma.rn.f32.f16", "fma.rp.f32.bf16"):
-        sources = "%h0, %h1, %i1" if name.startswith("fma") else "%h0, %i1"
-        code = f"mov.b32 {{%h0, %h1}}, %i0; {name} %o0, {sources};"
+        halves = "%h0, %h1, %i1" if name.startswith("fma") else "%h0, %i1"
+        code = f"mov.b32 {{%h0, %h1}}, %i0; {name} %o0, {halves};"
         found.append(Case(name, 2, 1, code, data.any_floats(2), "floats", reference=partial(references.mixed, name)))
+    for mods in ("min", "max", "min.abs", "max.NaN", "max.abs.NaN"):
+        name = f"redux.sync.{mods}.f32"
+        found.append(Case(name, 1, 1, f"{name} %o0, %i0, 0xffffffff;", data.floats_by_warp, "floats"))
     found.append(
         Case(
             "guarded fma.rn.f32x2",
@@ -251,9 +256,10 @@ def _wide_accesses() -> list[Case]:
     words = data.any_words(8)
     doubles = "%d4, %d5, %d6, %d0"
     split = " ".join(f"mov.b64 {{%o{2 * i}, %o{2 * i + 1}}}, {r};" for i, r in enumerate(doubles.split(", ")))
+    name = "ld.global.L2::evict_last.v4.b64"
     return [
         Case("ld.global.v8.b32", 8, 8, f"ld.global.v8.b32 {{{eight}}}, [%d0];", words),
-        Case("ld.global.L2::evict_last.v4.b64", 8, 8, f"ld.global.L2::evict_last.v4.b64 {{{doubles}}}, [%d0]; {split}", words),
+        Case(name, 8, 8, f"{name} {{{doubles}}}, [%d0]; {split}", words),
         Case("st.global.v8.f32", 8, 8, f"st.global.v8.f32 [%d1], {{{inputs}}};", words, stores=False),
     ]
 
@@ -283,7 +289,7 @@ def _registers(kind: str, count: int, first: int = 0) -> str:
 
 
 def _mma(name: str, inputs: data.MmaInputs, scaled: str = "", half: bool = False, guard: str = "") -> list[Case]:
-    """An exact case and one with full ranges. Inputs are A (4 words), B (2), C (4, or 2 of f16), scales of A and of B."""
+    """An exact case and one with full ranges; the inputs are those of :class:`~.case_data.MmaInputs`."""
     results = 2 if half else 4
     c = _registers("i", results, 6)
     code = f"{name} {{{_registers('o', results)}}}, {{%i0, %i1, %i2, %i3}}, {{%i4, %i5}}, {{{c}}}{scaled};"
@@ -303,9 +309,11 @@ def _fp4() -> list[Case]:
     for a, b in ((0, 0), (1, 1), (0, 2), (1, 3)):
         name = f"{prefix}mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
         found += _mma(name, data.fp4("ue4m3"), f", {{%i10}}, {{0, {a}}}, {{%i11}}, {{0, {b}}}")
-    for kind, a, b in (("mxf4nvf4", (0, 1), (2, 3)), ("mxf4", (2, 0), (0, 2)), ("mxf4", (0, 0), (0, 0))):
+    for kind, ids in (("mxf4nvf4", (0, 1, 2, 3)), ("mxf4", (2, 0, 0, 2)), ("mxf4", (0, 0, 0, 0))):
         name = f"{prefix}{kind}.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0"
-        found += _mma(name, data.fp4("ue8m0"), f", {{%i10}}, {{{a[0]}, {a[1]}}}, {{%i11}}, {{{b[0]}, {b[1]}}}")
+        found += _mma(
+            name, data.fp4("ue8m0"), "".join(f", {{%i1{i}}}, {{{ids[2 * i]}, {ids[2 * i + 1]}}}" for i in range(2))
+        )
     name = f"{prefix}mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue8m0"
     found += _mma(name, data.fp4("ue8m0"), ", {%i10}, {0, 1}, {%i11}, {0, 1}")
     for guard in ("%p1", "!%p1"):
@@ -324,5 +332,6 @@ def _fp8() -> list[Case]:
         found += _mma(name, inputs, selectors)
         found += _mma(f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.{a}.{b}.f32", inputs)
         if index % 6 == 1:
-            found += _mma(f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f16.{a}.{b}.f16", data.fp8(a, b, half=True), half=True)
+            name = f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f16.{a}.{b}.f16"
+            found += _mma(name, data.fp8(a, b, half=True), half=True)
     return found

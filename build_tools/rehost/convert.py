@@ -12,7 +12,10 @@ _INFINITY = "0x7f800000"
 
 @dataclass(frozen=True)
 class Narrow:
-    """A format without infinity and NaN: widths of exponent and mantissa, smallest normal exponent, largest value as a literal."""
+    """A format without infinity and NaN.
+
+    ``emin`` is the smallest normal exponent, ``largest`` the largest value as a literal, the rest are widths.
+    """
 
     exponent: int
     mantissa: int
@@ -78,8 +81,8 @@ def _to_narrow(ins: Instruction, body: Body) -> None:
 def _encode(body: Body, value: str, fmt: Narrow, relu: bool) -> str:
     """Code of an f32, rounded to nearest even; NaN becomes the largest positive value.
 
-    Adding 1.5 * 2^23 units, a unit being the format's spacing at the value, rounds once and leaves the number of units in
-    the low bits of the sum. The code is the number of units plus the exponent's place, carries included.
+    Adding 1.5 * 2^23 units, a unit being the format's spacing at the value, rounds once and leaves the number of units
+    in the low bits of the sum. The code is the number of units plus the exponent's place, carries included.
     """
     if relu:
         value = body.op("max.NaN.f32", value, "0f00000000")
@@ -131,7 +134,7 @@ def _decode(body: Body, pair: str, fmt: Narrow, step: int) -> str:
 
 
 def _to_scales(ins: Instruction, body: Body) -> None:
-    """``cvt.{rz,rp}{.satfinite}.ue8m0x2.{f32,bf16x2}``: the exponent, rounded up with ``.rp``; the sign has no effect."""
+    """``cvt.{rz,rp}{.satfinite}.ue8m0x2.{f32,bf16x2}``: the exponent, with ``.rp`` rounded up. Signs have no effect."""
     codes = []
     for value in _floats(ins, body):
         magnitude = body.op("and.b32", value, "0x7fffffff")

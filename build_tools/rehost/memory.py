@@ -34,7 +34,7 @@ def load_wide(ins: Instruction, body: Body) -> None:
 
 def store_wide(ins: Instruction, body: Body) -> None:
     """256-bit ``st`` (PTX ISA 9.7.9.12): two of 128 bits; an element ``_`` is not written."""
-    name, kind, count = _half(ins)
+    name, _, count = _half(ins)
     size = 16 // count
     values = vector(ins.operands[1])
     for half in range(2):
@@ -56,8 +56,8 @@ def is_small_load(ins: Instruction) -> bool:
 def load_matrix(ins: Instruction, body: Body) -> None:
     """``ldmatrix`` of m8n16 and m16n16 (PTX ISA 9.7.14.5.15).
 
-    Rows are 16 bytes in every format, so Hopper's 8x8 load of 16-bit elements with the same addresses brings them: row g,
-    bytes 4t.. to lane ``4 g + t``. The rest is a shuffle between lanes.
+    Rows are 16 bytes in every format, so Hopper's 8x8 load of 16-bit elements with the same addresses brings them: row
+    g, bytes 4t.. to lane ``4 g + t``. The rest is a shuffle between lanes.
     """
     registers = vector(ins.operands[0])
     bits = 4 if ins.has("b4x16_p64") else 6 if ins.has("b6x16_p32") else 8
@@ -135,7 +135,7 @@ def _transposed(body: Body, upper: str, lower: str, lane: str, bits: int) -> lis
 
 
 def _field(body: Body, word: str, first: str, at: str) -> str:
-    """32 bits from bit ``at`` of the 128 that lanes ``first`` to ``first + 3`` hold; bits past the end are arbitrary."""
+    """32 bits from bit ``at`` of the 128 in lanes ``first`` to ``first + 3``; bits past the end are arbitrary."""
     source = body.op("add.u32", first, body.op("shr.u32", at, 5))
     low = body.shuffle(word, source)
     high = body.shuffle(word, body.op("min.u32", body.op("add.u32", source, 1), 31))

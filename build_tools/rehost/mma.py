@@ -123,7 +123,8 @@ def _fp8(ins: Instruction, body: Body) -> None:
     for i, pair in enumerate(c):
         halves = [body.new("b16"), body.new("b16")]
         body.add(f"mov.b32 {{{halves[0]}, {halves[1]}}}, {pair}")
-        low, high = (body.op("add.rn.f32", body.op("cvt.f32.f16", half), sums[2 * i + j]) for j, half in enumerate(halves))
+        values = [body.op("cvt.f32.f16", half) for half in halves]
+        low, high = (body.op("add.rn.f32", value, sums[2 * i + j]) for j, value in enumerate(values))
         packed.append(body.op("cvt.rn.f16x2.f32", high, low))
     _write(body, ins.operands[0], packed)
 
@@ -153,7 +154,8 @@ def _container(body: Body, word: str, name: str) -> str:
     """Four byte containers as e4m3 (times a power of two), or as they are."""
     if name in ("e4m3", "e5m2"):
         return body.copy(word)
-    # e2m1 stands in bits 2 to 5, the FP6 formats in bits 0 to 5; e4m3 wants the sign in bit 7, the mantissa below bit 3.
+    # e2m1 stands in bits 2 to 5, the FP6 formats in bits 0 to 5; e4m3 wants the sign in bit 7, the mantissa below bit
+    # 3.
     magnitude = body.op("and.b32", word, "0x1c1c1c1c" if name == "e2m1" else "0x1f1f1f1f")
     if name == "e3m2":
         magnitude = body.op("shl.b32", magnitude, 1)
@@ -176,8 +178,8 @@ class _Powers:
     def accumulate(self, totals: list[str], sums: list[str], block: int) -> None:
         """Add ``sums`` times the scales of a block to ``totals``.
 
-        The product of two scales spans 2^-254 to 2^254, more than one f32 factor: it is applied as two factors of half the
-        exponent, of which the first cannot over- or underflow unless the whole does.
+        The product of two scales spans 2^-254 to 2^254, more than one f32 factor: it is applied as two factors of half
+        the exponent, of which the first cannot over- or underflow unless the whole does.
         """
         body = self._body
         rows = [self._code(word, self._first[0], block) for word in self._rows]
@@ -232,8 +234,8 @@ def _e4m3_pair(body: Body, word: str, selector: str) -> str:
 def _fp4_pairs(body: Body, word: str) -> list[str]:
     """f16x2 registers of values (0, 4), (1, 5), (2, 6), (3, 7) of 8 e2m1 codes, times 2^-14.
 
-    Which k an MMA sees in which place does not matter as long as A and B agree. The magnitude's bits go to the top of the
-    mantissa and the bottom of the exponent, where subnormals come out right by themselves.
+    Which k an MMA sees in which place does not matter as long as A and B agree. The magnitude's bits go to the top of
+    the mantissa and the bottom of the exponent, where subnormals come out right by themselves.
     """
     pairs = []
     for i in range(4):

@@ -24,7 +24,8 @@ def rehost_pack(
     """Rehost the kernels of the pack at ``source`` (all, or those of ``keys``) and write the result at ``folder``.
 
     The new pack keeps each kernel's PTX, whose sha256 ties what was checked to what is shipped; its one architecture is
-    :data:`~b12x.build_tools.rehost.rewrite.TARGET`. Raises RehostError, naming the kernel, where one cannot be rehosted.
+    :data:`~b12x.build_tools.rehost.rewrite.TARGET`. Raises RehostError, naming the kernel, where one cannot be
+    rehosted.
     """
     pack = Pack.open(source)
     chosen = sorted(pack.keys() if keys is None else keys)

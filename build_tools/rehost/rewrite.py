@@ -29,8 +29,8 @@ class Rehosted:
 def rewrite(ptx: str) -> Rehosted:
     """Expand what Hopper lacks and set the target.
 
-    Raises RehostError where an instruction is known to be missing there and has no expansion, or where the text cannot be
-    followed.
+    Raises RehostError where an instruction is known to be missing there and has no expansion, or where the text cannot
+    be followed.
     """
     targets = len(_TARGET_LINE.findall(ptx))
     if targets != 1:

@@ -1,8 +1,8 @@
 """Finds the instructions of a PTX module, with their places in the text.
 
-The rest of the text (directives, labels, scopes, comments) is only skipped, so a rewriter replaces the instructions that
-it knows and leaves every other byte alone. Statements may share a line or span several, braces open a scope at the start
-of a statement and a vector inside one, inline assembly repeats names (PTX ISA 4, Syntax).
+The rest of the text (directives, labels, scopes, comments) is only skipped, so a rewriter replaces the instructions
+that it knows and leaves every other byte alone. Statements may share a line or span several, braces open a scope at the
+start of a statement and a vector inside one, inline assembly repeats names (PTX ISA 4, Syntax).
 """
 
 from __future__ import annotations

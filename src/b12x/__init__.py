@@ -7,8 +7,8 @@ it touches no driver, no environment and no file. Everything public is imported 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost more than all the rest here
 if TYPE_CHECKING:
     from b12x._runtime.caches import clear_all_caches
     from b12x._runtime.errors import (

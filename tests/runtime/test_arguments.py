@@ -91,6 +91,7 @@ def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_overlap_is_refused_by_name_and_range() -> None:
     storage = torch.zeros(256, dtype=torch.uint8)
     checks.no_overlap("toy.copy", outputs={"y": storage[:64], "z": storage[64:128]}, inputs={"x": storage[128:]})
+    checks.no_overlap("toy.copy", outputs={"y": storage[64:128]}, inputs={"x": storage[:64], "z": storage[128:]})
     checks.no_overlap("toy.copy", outputs={"y": storage[:64]}, inputs={"x": storage[10:10]})
     checks.no_overlap("toy.copy", outputs={}, inputs={"a": storage, "b": storage})
     with pytest.raises(ValueError, match=r"output y and x overlap in memory .*separate tensors: pass a copy"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +177,13 @@ def test_a_failed_initialisation_is_tried_again(fake_driver: Callable[..., FakeD
 
 def test_threads_initialise_once(fake_driver: Callable[..., FakeDriver]) -> None:
     fake = fake_driver()
+    quick = fake.cuInit
+
+    def slow(flags: int) -> Any:
+        time.sleep(0.05)
+        return quick(flags)
+
+    fake.cuInit = slow  # type: ignore[method-assign]
     start = threading.Barrier(8)
 
     def work() -> None:

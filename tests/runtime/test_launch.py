@@ -118,6 +118,19 @@ def test_parameter_block_holds_each_argument_in_abi_order(
     assert (seen["grid"], seen["block"], seen["smem"]) == ((5, 6, 7), (128, 1, 1), 1024)
 
 
+def test_tensor_maps_are_aligned_wherever_the_block_lies(
+    fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
+) -> None:
+    fake = fake_driver()
+    kernel, args = load(ToySpec()), arguments()
+    launches = [kernel.prepare(args) for _ in range(40)]
+    for launch in launches:
+        launch.grid = (1, 1, 1)
+        launch.launch()
+    assert {seen["addresses"][1] % 64 for seen in fake.launches} == {0}
+    assert len({tuple(seen["params"]) for seen in fake.launches}) == 1
+
+
 def test_null_pointer_and_integer_address(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:

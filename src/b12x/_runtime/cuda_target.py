@@ -23,32 +23,47 @@ from b12x._runtime.spec import KernelSpec
 #: cubin of another architecture loads without an error and fails at its launch.
 ARCHS = {(12, 0): "sm_120a", (12, 1): "sm_121a"}
 
+#: Targets that are never chosen by the device, only by name, and the compute capability each needs.
+REHOSTS = {"rehost:sm_90a": (9, 0)}
+
 #: Shared memory that a kernel gets without asking for more.
 _DEFAULT_SMEM = 48 * 1024
 
 _lock = threading.Lock()
-_targets: dict[int, CudaTarget] = {}
+_targets: dict[tuple[int, str | None], CudaTarget] = {}
 _current_raw_stream: Any = None
 
 
-def cuda_target(ordinal: int) -> CudaTarget:
-    """The target of a device; one object per device.
+def cuda_target(ordinal: int, rehost: str | None = None) -> CudaTarget:
+    """The target of a device; one object per device and choice.
+
+    Parameters
+    ----------
+    ordinal
+        The device.
+    rehost
+        A name from :data:`REHOSTS` where that target was chosen; None takes the architecture of the device.
 
     Raises
     ------
     DriverError
         No driver, one that is too old, or no such device.
     DeviceNotSupportedError
-        The device's architecture is not among :data:`ARCHS`.
+        The device's architecture is not among :data:`ARCHS`, or not the one that ``rehost`` needs.
     """
     with _lock:
-        if ordinal not in _targets:
+        if (ordinal, rehost) not in _targets:
             capability = device_capability(ordinal)
-            arch = ARCHS.get(capability)
-            if arch is None:
-                raise DeviceNotSupportedError(_unsupported(ordinal, capability))
-            _targets[ordinal] = CudaTarget(ordinal, arch)
-        return _targets[ordinal]
+            if rehost is None:
+                arch = ARCHS.get(capability)
+                if arch is None:
+                    raise DeviceNotSupportedError(_unsupported(ordinal, capability))
+            else:
+                arch = rehost
+                if capability != REHOSTS[rehost]:
+                    raise DeviceNotSupportedError(_not_rehosted(ordinal, capability, rehost))
+            _targets[ordinal, rehost] = CudaTarget(ordinal, arch)
+        return _targets[ordinal, rehost]
 
 
 def device_count() -> int:
@@ -280,4 +295,12 @@ def _unsupported(ordinal: int, capability: tuple[int, int]) -> str:
         f"cuda:{ordinal} is a {device_name(ordinal)} of compute capability {capability[0]}.{capability[1]}; needed is "
         f"{needed}. The installed packs hold {', '.join(held) or 'nothing'}. Choose another device, or run CPU tensors "
         "with B12X_TARGET=emulator"
+    )
+
+
+def _not_rehosted(ordinal: int, capability: tuple[int, int], rehost: str) -> str:
+    found, needed = (f"{major}.{minor}" for major, minor in (capability, REHOSTS[rehost]))
+    return (
+        f"cuda:{ordinal} is a {device_name(ordinal)} of compute capability {found}; target {rehost} needs one of "
+        f"{needed}. It only verifies kernels: without it, plans take the architecture of the device"
     )

@@ -33,7 +33,9 @@ class TensorMapArg(NamedTuple):
 
 
 class Target(Protocol):
-    """Where a plan runs."""
+    """Where a plan runs. Equal targets are interchangeable: plans and kernels are kept by target."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def name(self) -> str:

@@ -6,9 +6,10 @@
     blobs/<sha256>.cubin
     blobs/<sha256>.ptx.gz      sha256 of the uncompressed text, whose target line says .target sm_120a
 
-The index is canonical JSON. Its first member, ``_sha256``, is the sha256 of all that follows it, so one hash finds any
-damage. Entries are JSON *texts* inside it and are parsed when a kernel is asked for. The hashes guard against accident,
-not against someone who can rewrite the installed files.
+The index is JSON with one entry a line, so that opening it finds the lines of 10,000 entries and parses none; one is
+parsed when it is asked for. Its first member, ``_sha256``, is the sha256 of all that follows it: one hash finds any
+damage, and vouches for the lines. The hashes guard against accident, not against someone who can rewrite the installed
+files.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ INDEX = "index.json"
 BLOBS = "blobs"
 
 _SEAL = b'{"_sha256":"'
+_ENTRIES = b',"entries":{\n'
+_END = b"\n}}\n"
 _REINSTALL = "reinstall the wheel or build the pack again with `b12x build`"
 
 
@@ -69,7 +72,7 @@ class Artifact:
         return _canonical(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Artifact:
+    def from_text(cls, text: str | bytes) -> Artifact:
         """Parse an entry (KeyError, TypeError or ValueError when it is not one)."""
         data = json.loads(text)
         data["cubins"] = {arch: Cubin(**cubin) for arch, cubin in data["cubins"].items()}
@@ -79,7 +82,10 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Pack:
-    """An opened pack. ``Pack.open`` reads the index only; blobs are read, and their hashes checked, when asked for."""
+    """An opened pack. ``Pack.open`` reads the index only; blobs are read, and their hashes checked, when asked for.
+
+    ``entries`` says where in ``index`` the text of each kernel's entry begins; it ends with the line.
+    """
 
     path: Path
     name: str
@@ -88,7 +94,8 @@ class Pack:
     ptxas: str
     archs: tuple[str, ...]
     manifests: Mapping[str, str]
-    entries: Mapping[str, str] = field(repr=False)
+    index: bytes = field(repr=False)
+    entries: Mapping[str, int] = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Pack:
@@ -111,7 +118,7 @@ class Pack:
     def parse(cls, folder: Path, data: bytes) -> Self:
         """The pack of a folder whose index has these bytes (PackError as :meth:`open`)."""
         index = folder / INDEX
-        members = _unseal(index, data)
+        members, entries = _unseal(index, data)
         version = members.get("b12x_version")
         if version != __version__:
             raise PackError(
@@ -119,8 +126,6 @@ class Pack:
                 f"version: build it again with `b12x build`, or remove it"
             )
         try:
-            if not isinstance(members["entries"], dict):
-                raise TypeError("entries is not an object")
             return cls(
                 path=folder,
                 name=members["name"],
@@ -129,7 +134,8 @@ class Pack:
                 ptxas=members["ptxas"],
                 archs=tuple(members["archs"]),
                 manifests=members["manifests"],
-                entries=members["entries"],
+                index=data,
+                entries=entries,
             )
         except (KeyError, TypeError) as error:
             raise PackError(f"pack index {index} is malformed ({error!r}); {_REINSTALL}") from None
@@ -140,9 +146,10 @@ class Pack:
 
     def get(self, key: str) -> Artifact | None:
         """The kernel under a key, None when the pack lacks it (PackError when the entry is malformed)."""
-        text = self.entries.get(key)
-        if text is None:
+        start = self.entries.get(key)
+        if start is None:
             return None
+        text = self.index[start : self.index.index(b"\n", start)].removesuffix(b",")
         try:
             return Artifact.from_text(text)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -213,7 +220,7 @@ def index_bytes(
     manifests: Mapping[str, str],
     entries: Mapping[str, Artifact],
 ) -> bytes:
-    """Contents of ``index.json``."""
+    """Contents of ``index.json``, the same bytes for the same contents."""
     members = {
         "schema": SCHEMA,
         "name": name,
@@ -222,14 +229,15 @@ def index_bytes(
         "ptxas": ptxas,
         "archs": sorted(archs),
         "manifests": dict(manifests),
-        "entries": {key: artifact.to_text() for key, artifact in entries.items()},
     }
-    return seal(members)
+    return seal(members, {key: artifact.to_text() for key, artifact in entries.items()})
 
 
-def seal(members: Mapping[str, Any]) -> bytes:
-    """Canonical JSON of the members with their hash in front; `_` sorts before every lower-case name."""
-    rest = b'",' + _canonical(members)[1:].encode("ascii") + b"\n"
+def seal(members: Mapping[str, Any], entries: Mapping[str, str]) -> bytes:
+    """An index: members, then entries (JSON texts by key), with the hash of all in front."""
+    head = _canonical(members)[1:-1]
+    lines = ",\n".join(f"{_canonical(key)}:{text}" for key, text in sorted(entries.items()))
+    rest = b'",' + head.encode("ascii") + _ENTRIES + lines.encode("ascii") + _END
     return _SEAL + hashlib.sha256(rest).hexdigest().encode() + rest
 
 
@@ -255,30 +263,45 @@ def write_pack(folder: Path, index: bytes, blobs: Mapping[str, bytes]) -> None:
         raise
 
 
-def _unseal(index: Path, data: bytes) -> dict[str, Any]:
-    """The members of an index whose seal and schema are right."""
+def _unseal(index: Path, data: bytes) -> tuple[dict[str, Any], dict[str, int]]:
+    """Members of an index whose seal and schema are right, and where in it the text of each entry begins."""
     start = len(_SEAL)
-    intact = (
-        data.startswith(_SEAL) and hashlib.sha256(data[start + 64 :]).hexdigest().encode() == data[start : start + 64]
-    )
+    expected, found = data[start : start + 64], hashlib.sha256(memoryview(data)[start + 64 :]).hexdigest()
+    if not data.startswith(_SEAL) or expected != found.encode():
+        _check_schema(index, data)
+        raise PackError(
+            f"pack index {index} is truncated or damaged ({len(data)} bytes): its sha256 is {found}, expected is "
+            f"{expected.decode('ascii', 'replace')}; {_REINSTALL}"
+        )
+    cut = data.find(_ENTRIES)
+    head = data[:cut] + b"}"
+    _check_schema(index, data if cut < 0 else head)
     try:
-        members = json.loads(data)
-        schema = members["schema"]
+        if cut < 0 or not data.endswith(_END):
+            raise ValueError("it is not laid out as one entry a line")
+        members = json.loads(head)
+        entries = {}
+        line, end = cut + len(_ENTRIES), len(data) - len(_END)
+        while 0 < line < end:
+            colon = data.index(b'":', line, end)
+            entries[data[line + 1 : colon].decode("ascii")] = colon + 2
+            line = data.find(b"\n", colon, end) + 1
+    except ValueError as error:
+        raise PackError(f"pack index {index} is malformed ({error}); {_REINSTALL}") from None
+    return members, entries
+
+
+def _check_schema(index: Path, text: bytes) -> None:
+    """Refuse an index that says it has another schema, whether or not this version can make sense of its seal."""
+    try:
+        schema = json.loads(text)["schema"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        intact, schema = False, SCHEMA
+        return
     if schema != SCHEMA:
         raise PackError(
             f"pack index {index} has schema {schema}, but b12x {__version__} reads schema {SCHEMA}; build the pack "
             "again with this version's `b12x build`, or install the b12x version that it was made for"
         )
-    if not intact:
-        found = hashlib.sha256(data[start + 64 :]).hexdigest()
-        expected = data[start : start + 64].decode("ascii", "replace")
-        raise PackError(
-            f"pack index {index} is truncated or damaged ({len(data)} bytes): its sha256 is {found}, expected is "
-            f"{expected}; {_REINSTALL}"
-        )
-    return dict(members)
 
 
 def _canonical(value: Any) -> str:

@@ -76,17 +76,14 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
                 _memory[target, spec.key] = target.load(artifact, pack, spec)
                 return _resolved(role, target, spec, f"pack:{pack.name}")
         hint = manifest_hint() if callable(manifest_hint) else manifest_hint
-        missed = _miss(role, target, op, notes, hint)
         if freeze.kernel_resolution_frozen():
             reason = freeze.freeze_reason() or "none given"
-            raise KernelResolutionFrozenError(
-                f"{missed}\n  frozen: yes (reason: {reason}), so cute.compile is not allowed"
-            )
+            state = f"kernel resolution is frozen (reason: {reason}), so cute.compile may not add one"
+            raise KernelResolutionFrozenError(_miss(role, target, op, notes, hint, state))
         if target.capturing():
-            raise KernelNotFoundError(
-                f"{missed}\n  compile miss during CUDA-graph capture: plan, or call the one-shot once, before the "
-                "capture"
-            )
+            state = "compile miss during CUDA-graph capture: plan, or call the one-shot once, before the capture"
+            raise KernelNotFoundError(_miss(role, target, op, notes, hint, state))
+        missed = _miss(role, target, op, notes, hint, "it would have to be compiled here")
         spec = role.candidates[0]
         artifact, pack, origin = jit.obtain(spec, target.arch, missed)
         _memory[target, spec.key] = target.load(artifact, pack, spec)
@@ -154,10 +151,10 @@ def _resolved(role: Role, target: Target, spec: KernelSpec, origin: str) -> Reso
     return ResolvedKernel(spec, _memory[target, spec.key], origin, why)
 
 
-def _miss(role: Role, target: Target, op: str, notes: list[str], hint: str) -> str:
-    """What was looked for, where, and what is near it."""
+def _miss(role: Role, target: Target, op: str, notes: list[str], hint: str, state: str) -> str:
+    """What was looked for, where, what is near it, and how to add it; ``state`` is why that is not done now."""
     spec = role.candidates[0]
-    lines = [f"{op}: no kernel for role {role.name!r} on {target.name} ({target.arch})"]
+    lines = [f"{op}: no kernel for role {role.name!r} on {target.name} ({target.arch}); {state}"]
     for number, candidate in enumerate(role.candidates):
         digest = hashlib.sha256(candidate.key.encode()).hexdigest()[:12]
         lines.append(f"  {'or    ' if number else 'wanted'}: {candidate.key} (key sha256 {digest})")
@@ -174,10 +171,10 @@ def _miss(role: Role, target: Target, op: str, notes: list[str], hint: str) -> s
     if not near:
         lines.append(f"  nearest: none, no pack holds any {spec.kernel} kernel")
     lines.append(
-        "  to add it: `b12x build my.toml -o dist`, then put the folder dist/<name> on B12X_PACK_PATH (or --wheel and"
+        "  to add it: `b12x build my.toml -o dist`, then put dist/my on B12X_PACK_PATH (or --wheel, and install it)"
     )
-    lines.append("  install it), with my.toml as" if hint else "  install it)")
-    lines += ['    name = "my"'] if hint else []
+    if hint:
+        lines += ["  with my.toml as", '    name = "my"']
     lines += [f"    {line}" for line in hint.splitlines()]
     return "\n".join(lines)
 

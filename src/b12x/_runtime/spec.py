@@ -11,11 +11,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from b12x._runtime.abi import KernelABI
 
 FieldValue = str | int | bool
+
+_RESERVED = frozenset(",=: \n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class KernelSpec:
 
     kernel: ClassVar[str]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Canonical text: ``kernel:field=value,field=value`` in the order of declaration."""
         fields = (f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
@@ -94,7 +97,7 @@ def _text(value: FieldValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    if any(c in text for c in ",=: \n"):
+    if not _RESERVED.isdisjoint(text):
         raise ValueError(f"spec value {value!r} holds a character that keys reserve")
     return text
 

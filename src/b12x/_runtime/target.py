@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from b12x._runtime import checks, env
-from b12x._runtime.cuda_target import ARCHS, cuda_target, device_capability
+from b12x._runtime.cuda_target import ARCHS, REHOSTS, cuda_target, device_capability
 from b12x._runtime.emulator_target import EmulatorTarget
 from b12x._runtime.errors import DriverError
 from b12x._runtime.launch import Target
 
-_chosen: ContextVar[EmulatorTarget | None] = ContextVar("b12x_target", default=None)
+_chosen: ContextVar[EmulatorTarget | str | None] = ContextVar("b12x_target", default=None)
 
 
 @contextmanager
@@ -23,7 +23,8 @@ def target(name: str, *, sm_count: int = 170, options: Any = None) -> Iterator[T
     Parameters
     ----------
     name
-        ``"emulator"``: plans for device ``cpu`` run their kernels' PTX on the CPU.
+        ``"emulator"``: plans for device ``cpu`` run their kernels' PTX on the CPU. ``"rehost:sm_90a"``: plans for a
+        CUDA device, which must be a Hopper, take kernels from packs made by ``python -m b12x.build_tools.rehost``.
     sm_count
         Multiprocessors that the emulated GPU has.
     options
@@ -33,16 +34,19 @@ def target(name: str, *, sm_count: int = 170, options: Any = None) -> Iterator[T
     ------
     ValueError
         There is no such target, or ``sm_count`` is below 1.
+    DriverError, DeviceNotSupportedError
+        As :func:`b12x._runtime.cuda_target.cuda_target`, for the rehost target and the current device.
     """
-    if name != "emulator":
+    if name != "emulator" and name not in REHOSTS:
+        known = " or ".join(f"{known!r}" for known in ("emulator", *REHOSTS))
         raise ValueError(
-            f"unknown target {name!r}; needed is 'emulator' (a cuda target is chosen by the device of the Caps)"
+            f"unknown target {name!r}; needed is {known} (a cuda target is chosen by the device of the Caps)"
         )
     if sm_count < 1:
         raise ValueError(f"sm_count is {sm_count}; needed is 1 or more")
-    token = _chosen.set(EmulatorTarget(sm_count, options))
+    token = _chosen.set(name if name in REHOSTS else EmulatorTarget(sm_count, options))
     try:
-        yield current_target("cpu")
+        yield current_target("cuda" if name in REHOSTS else "cpu")
     finally:
         _chosen.reset(token)
 
@@ -65,7 +69,7 @@ def current_target(device: Any) -> Target:
     name = checks.device_name(device)
     kind, _, ordinal = name.partition(":")
     if kind == "cuda" and ordinal.isdigit():
-        return cuda_target(int(ordinal))
+        return cuda_target(int(ordinal), _rehost())
     if name != "cpu":
         raise ValueError(
             f"b12x has no target for device {name!r}; needed is 'cuda', 'cuda:N' or, for the emulator, 'cpu'"
@@ -80,7 +84,7 @@ def current_target(device: Any) -> Target:
 
 
 def is_supported(device: Any = None) -> bool:
-    """Whether ops can run on a device: capability 12.0 or 12.1, or ``cpu`` while the emulator is chosen.
+    """Whether ops can run on a device: capability 12.0 or 12.1, or what the chosen verification target needs.
 
     ``None`` asks for torch's current device, or for the emulator where one is chosen. A missing driver means False.
     """
@@ -93,14 +97,21 @@ def is_supported(device: Any = None) -> bool:
         if name == "cpu":
             return _emulator() is not None
         kind, _, ordinal = name.partition(":")
-        return kind == "cuda" and device_capability(int(ordinal)) in ARCHS
+        rehost = _rehost()
+        supported = ARCHS if rehost is None else (REHOSTS[rehost],)
+        return kind == "cuda" and device_capability(int(ordinal)) in supported
     except (DriverError, RuntimeError, AssertionError):  # torch without CUDA raises the last two
         return False
 
 
+def _rehost() -> str | None:
+    chosen = _chosen.get()
+    return chosen if isinstance(chosen, str) else None
+
+
 def _emulator() -> EmulatorTarget | None:
     chosen = _chosen.get()
-    if chosen is not None:
+    if isinstance(chosen, EmulatorTarget):
         return chosen
     name = env.get("B12X_TARGET")
     if name not in ("", "cuda", "emulator"):

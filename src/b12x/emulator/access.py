@@ -101,7 +101,7 @@ class Access:
                 yield space, where if inside is None else where[inside], offset, cta
 
     def load(self, g: Group, addr: Array) -> tuple[Array, Array | None, str]:
-        """Items at the addresses, their tainted bits (None if there are none) and where the first of those came from."""
+        """Items at the addresses, their tainted bits (None if there are none), and where those came from."""
         out: Array | None = None
         bits: Array | None = None
         origin = ""
@@ -145,6 +145,8 @@ class Access:
                     f"{g.where(self.ins, lane)}: the value stored to {space.name}{list(space.index(int(offset[at])))} "
                     f"depends on {origin}"
                 )
+            if cta is not None and shadow is not None:
+                cta.note_origin(offset[np.asarray(shadow != 0).reshape(offset.size, -1).any(axis=1)], self.size, origin)
             space.units(self.size)[index] = part
             if space.shadow is not None:
                 space.units(self.size, True)[index] = 0 if shadow is None else shadow

@@ -7,7 +7,7 @@ can run. Until then its destination holds poison and is tainted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class ThreadCopies:
     thread: Array
     group: Array
     dst: Array
-    src: list[tuple[GlobalRegion, Array | None, Array]]
+    src: Sequence[tuple[GlobalRegion, Array | None, Array]]
     size: int
     valid: Array  # source bytes; the rest is filled with zeros
 
@@ -50,7 +50,7 @@ class ThreadArrive:
 
 @dataclass
 class BulkCopy:
-    """A bulk or tensor copy. ``read`` returns the data, ``write`` delivers it; ``barrier`` or ``thread`` completes it."""
+    """A bulk or tensor copy: ``read`` gives the data, ``write`` delivers it, ``barrier`` or ``thread`` waits for it."""
 
     ins: Instr
     read: Callable[[], Any]
@@ -216,16 +216,15 @@ class CopyQueue:
 
     def finish(self) -> None:
         """At the CTA's end only global writes whose source was read may be outstanding; they land now."""
-        for copy in list(self.bulk):
-            if copy.barrier is not None or not copy.was_read:
-                raise PendingCopies(
-                    f"CTA {self.cta.ctaid} ended before the copy of PTX line {copy.ins.line} `{copy.ins.text}` was waited for"
-                )
-            self.land(copy)
-        for item in self.thread_copies:
+        unfinished = [c.ins for c in self.bulk if c.barrier is not None or not c.was_read]
+        unfinished += [c.ins for c in self.thread_copies]
+        if unfinished:
+            ins = unfinished[0]
             raise PendingCopies(
-                f"CTA {self.cta.ctaid} ended before the copy of PTX line {item.ins.line} `{item.ins.text}` was waited for"
+                f"CTA {self.cta.ctaid} ended before the copy of PTX line {ins.line} `{ins.text}` was waited for"
             )
+        for copy in list(self.bulk):
+            self.land(copy)
 
     def describe(self, owner: Cta, offset: int) -> str:
         """The pending copy that covers a byte of a CTA's shared memory, if any."""

@@ -139,8 +139,9 @@ class Dest:
     def widen(self, bits: Array) -> Array:
         """Tainted bits of a result, extended to the register as the value would be."""
         if self.cls == PRED:
-            return bits != 0
-        target = _FULL[self.cls].dtype  # type: ignore[attr-defined]
+            result: Array = bits != 0
+            return result
+        target = np.dtype(f"u{_BITS[self.cls] // 8}")
         if self.type.kind == "s" and bits.dtype.itemsize < target.itemsize:
             signed = bits.view(np.dtype(f"i{bits.dtype.itemsize}"))
             return signed.astype(np.dtype(f"i{target.itemsize}")).view(target)
@@ -392,7 +393,7 @@ class Decoder:
         ufunc: bool = False,
         rule: Rule | None = None,
     ) -> Op:
-        """A register-to-register operation. ``ufunc`` says that ``fn`` takes an output array as its last argument."""
+        """A register-to-register operation. ``ufunc`` says that ``fn`` takes an ``out`` array."""
         ins = self.ins
         if ufunc and dst.exact and all(s.exact for s in srcs):
             run = _direct(fn, dst, srcs)
@@ -455,7 +456,7 @@ def _direct(fn: Callable[..., Any], dst: Dest, srcs: Sequence[Source]) -> Run:
         def run(g: Group) -> None:
             regs = getattr(g, view)
             if g.mask is None:
-                fn(regs[a], regs[b], regs[d])
+                fn(regs[a], regs[b], out=regs[d])
             else:
                 g.put(regs[d], fn(regs[a], regs[b]))
     else:
@@ -464,7 +465,7 @@ def _direct(fn: Callable[..., Any], dst: Dest, srcs: Sequence[Source]) -> Run:
         def run(g: Group) -> None:
             args = [getattr(g, v)[r] for v, r in pairs]
             if g.mask is None:
-                fn(*args, getattr(g, view)[d])
+                fn(*args, out=getattr(g, view)[d])
             else:
                 g.put(getattr(g, view)[d], fn(*args))
 

@@ -15,8 +15,8 @@ from .memory import SHARED_BASE, GlobalMemory, SharedMemory, Space
 if TYPE_CHECKING:
     from .async_ import CopyQueue
     from .decode import Code
+    from .options import Options
     from .parse import Instr
-    from .run import Options
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_] | None
@@ -49,7 +49,7 @@ class RegisterFile:
     """Registers of one CTA: per class an array [row, warp, lane]; constants and launch values are rows too."""
 
     def __init__(self, rows: tuple[int, int, int, int], warps: int) -> None:
-        self.files = [np.zeros((n, warps, 32), dt) for n, dt in zip(rows, _CLASS_DTYPE, strict=True)]
+        self.files: list[Array] = [np.zeros((n, warps, 32), dt) for n, dt in zip(rows, _CLASS_DTYPE, strict=True)]
         self.warps = warps
         self.shadows: list[Array] | None = None
         self._groups: dict[tuple[int, int, int], Group] = {}
@@ -197,6 +197,7 @@ class Cta:
         self.alive: NDArray[np.bool_] = np.zeros((0, 32), bool)
         self.tainted: set[int] = set()
         self.origin: dict[int, str] = {}
+        self.stored_origin: dict[int, str] = {}  # by 4-byte word of shared memory
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.params = Space(np.zeros(0, np.uint8), None)
@@ -212,10 +213,12 @@ class Cta:
 
     def set_shadow(self, g: Group, rid: int, bits: Any, origin: str) -> None:
         """Sets the tainted bits of a register's active lanes, and keeps the set of tainted registers in step."""
+        if not self.options.checks:
+            return
         shadow = g.shadow(rid)
         g.put(shadow, bits)
         if shadow.any():
-            self.mark(rid, origin)
+            self.mark(rid, origin or self.origin[rid])
         elif rid in self.tainted and not self.file.shadow(rid).any():
             self.tainted.discard(rid)
 
@@ -246,12 +249,20 @@ class Cta:
             if offset - 8 < addr - SHARED_BASE < offset + size:
                 raise BarrierError(f"{g.where(ins)}: the copy overwrites the mbarrier at {addr:#x}")
 
+    def note_origin(self, offsets: Array, size: int, origin: str) -> None:
+        """Remembers where tainted data stored to shared memory came from."""
+        for offset in offsets.tolist():
+            for word in range(offset // 4, (offset + size - 1) // 4 + 1):
+                self.stored_origin[word] = origin
+
     def describe_shared(self, offset: int) -> str:
         """Why a byte of shared memory is tainted."""
         for other in self.cluster:
             pending = other.copies.describe(self, offset)
             if pending:
                 return pending
+        if offset // 4 in self.stored_origin:
+            return self.stored_origin[offset // 4]
         address = offset + SHARED_BASE
         if any(a <= address < a + 8 for a in self.mbarriers):
             return f"the mbarrier at shared address {address:#x}, which is opaque"

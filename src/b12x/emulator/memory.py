@@ -1,7 +1,7 @@
 """Global tensors and shared memory as numpy buffers, with bounds, alignment and taint of every access.
 
-PTX ISA 5.1 (state spaces) and 6.4.5 / 9.7.9.8 (alignment of accesses). Taint is kept bit by bit: a set bit in the shadow
-means that nothing has written that bit of memory.
+PTX ISA 5.1 (state spaces) and 6.4.5 / 9.7.9.8 (alignment of accesses). Taint is kept bit by bit: a set bit in the
+shadow means that nothing has written that bit of memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _UNIT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex12
 class GlobalRegion(Space):
     """One passed tensor. The buffer starts at a 128-byte boundary at or below its first byte."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, checks: bool) -> None:
         self.region = region
         self.name = region.name
         item = ITEMSIZE[region.dtype]
@@ -81,12 +81,12 @@ class GlobalRegion(Space):
         lead = self.start - self.base
         size = -(-(lead + self.span) // 32) * 32
         raw = (ctypes.c_uint8 * size).from_address(self.base)
-        super().__init__(np.frombuffer(raw, dtype=np.uint8), None)
+        super().__init__(np.ctypeslib.as_array(raw), None)
         self.lead = lead
         self.end = lead + self.span
         self.writable = region.access in ("w", "rw")
         self.run = self._runs(dims)
-        if not region.initialised:
+        if checks and not region.initialised:
             self.shadow = np.zeros(size, np.uint8)
             self.shadow[lead : self.end] = 0xFF
             if self.run is not None:
@@ -135,7 +135,7 @@ class GlobalMemory:
     """All passed tensors, the program's own .global and .const variables, and the resolution of addresses to them."""
 
     def __init__(self, regions: Sequence[Region], checks: bool) -> None:
-        self.regions = [GlobalRegion(r) for r in regions if all(r.shape)]
+        self.regions = [GlobalRegion(r, checks) for r in regions if all(r.shape)]
         self.checks = checks
 
     def resolve(
@@ -172,7 +172,8 @@ class GlobalMemory:
             ok = np.zeros(offset.shape, bool)
         if region.run is not None and ok.any():
             ok[ok] = region.run[offset[ok].astype(np.int64)] >= size
-        return ok
+        result: Array = ok
+        return result
 
     def outside(self, g: Group, ins: Instr, addr: int, size: int, write: bool, lane: int | None) -> EmulatorError:
         """The error for one bad address: which tensor it misses, by how much."""
@@ -188,7 +189,8 @@ class GlobalMemory:
                 region, _ = min(gap, key=lambda item: item[1])
                 at = addr - region.start
                 if 0 <= at < region.span:
-                    detail = f"partly outside the elements of {region.name!r}, near index {list(region.index(at + region.lead))}"
+                    near = list(region.index(at + region.lead))
+                    detail = f"partly outside the elements of {region.name!r}, near index {near}"
                 elif at < 0:
                     detail = f"{-at} bytes before {region.name!r} {list(region.region.shape)}"
                 else:
@@ -232,7 +234,8 @@ class SharedMemory(Space):
                 f"{g.where(ins, bad)}: {size}-byte access at shared address {int(addr.flat[bad]):#x}, "
                 f"outside the CTA's {self.size} bytes ({SHARED_BASE:#x} to {SHARED_BASE + self.size:#x})"
             )
-        return offset
+        result: Array = offset
+        return result
 
     def range(self, g: Group, ins: Instr, addr: int, size: int) -> int:
         offset = addr - SHARED_BASE

@@ -88,7 +88,8 @@ def _byte_table(name: str, bits: int) -> Array:
         pairs = np.stack([nibbles[np.arange(256) & 15], nibbles[np.arange(256) >> 4]], axis=1)
         return np.ascontiguousarray(pairs.astype(np.float32)).view(np.uint64)[:, 0]
     if name == "e2m1":  # sits in bits 2 to 5 of its byte
-        return table[(np.arange(256) >> 2) & 15]
+        result: Array = table[(np.arange(256) >> 2) & 15]
+        return result
     return table
 
 
@@ -99,7 +100,8 @@ def _values(words: Array, name: str, bits: int) -> Array:
         half = words.view(np.uint16)
         return num.bf16_to_f32(half) if name == "bf16" else half.view(np.float16).astype(np.float32)
     if bits == 32:
-        return (words & np.uint32(0xFFFFE000)).view(np.float32)
+        result: Array = (words & np.uint32(0xFFFFE000)).view(np.float32)
+        return result
     return _byte_table(name, bits).take(words.view(np.uint8)).view(np.float32)
 
 
@@ -221,7 +223,8 @@ def _taint(g: Group, call: Call) -> list[Array]:
 
     def bytes_used(word: Array, byte: int) -> Array:
         mask = np.uint32(((1 << (8 * form.scale_vec)) - 1) << (8 * byte))
-        return (word & mask) != 0
+        result: Array = (word & mask) != 0
+        return result
 
     rows = [np.zeros((n, 8), bool), np.zeros((n, 8), bool)]
     for r, row in enumerate(call.a):
@@ -329,7 +332,8 @@ def mma(d: Decoder, ins: Instr, mods: Mods) -> Op:
         _fragment(d, operands[2], q),
         _fragment(d, operands[3], dc),
     )
-    sa = sb = ()
+    sa: tuple[int, ...] = ()
+    sb: tuple[int, ...] = ()
     if scaled:
         sa = _scale_operand(d, operands[4], operands[5], 2)
         sb = _scale_operand(d, operands[6], operands[7], 4)

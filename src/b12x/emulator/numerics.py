@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 F64 = NDArray[np.float64]
 
 
@@ -131,9 +132,8 @@ def decode_table(name: str) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def encode_ue8m0(x: Array, mode: str, satfinite: bool) -> NDArray[np.uint32]:
+def encode_ue8m0(x: F64, mode: str, satfinite: bool) -> NDArray[np.uint32]:
     """float64 to a power-of-two scale 2^(b-127), rounding ``rz`` or ``rp``; negative values have no code (NaN)."""
-    x = np.asarray(x, dtype=np.float64)
     special = ~np.isfinite(x) | np.signbit(x)
     mantissa, exponent = np.frexp(np.where(special | (x == 0), 1.0, np.abs(x)))
     exponent = exponent - 1
@@ -146,7 +146,8 @@ def encode_ue8m0(x: Array, mode: str, satfinite: bool) -> NDArray[np.uint32]:
 
 
 def bf16_to_f32(bits: Array) -> NDArray[np.float32]:
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    result: NDArray[np.float32] = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return result
 
 
 def f32_to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -156,7 +157,8 @@ def f32_to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     nan = x != x
     if nan.any():
         rounded = np.where(nan, np.uint32(0x7FFF), rounded)
-    return rounded.astype(np.uint16)
+    result: NDArray[np.uint16] = rounded.astype(np.uint16)
+    return result
 
 
 def f32_to_f16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -219,7 +221,8 @@ def _fma_f64(a: F64, b: F64, c: F64) -> F64:
         except OverflowError:
             return float("inf") if exact > 0 else float("-inf")
 
-    return np.vectorize(one, otypes=[np.float64])(a, b, c)
+    result: F64 = np.vectorize(one, otypes=[np.float64])(a, b, c)
+    return result
 
 
 def add_rounded(a: F64, b: F64, name: str, mode: str) -> Array:
@@ -244,12 +247,12 @@ def div_rounded(a: F64, b: F64, mode: str) -> Array:
 def minimum(a: Array, b: Array, nan: bool) -> Array:
     """PTX min: NaN is ignored unless both are NaN, or ``nan``; -0 is less than +0."""
     out = np.minimum(a, b) if nan else np.fmin(a, b)
-    return np.where((a == b) & np.signbit(b), b, out)
+    return np.where(a == b, np.where(np.signbit(a), a, b), out)
 
 
 def maximum(a: Array, b: Array, nan: bool) -> Array:
     out = np.maximum(a, b) if nan else np.fmax(a, b)
-    return np.where((a == b) & ~np.signbit(b), b, out)
+    return np.where(a == b, np.where(np.signbit(a), b, a), out)
 
 
 def to_int(x: F64, mode: str, bits: int, signed: bool, high_nan: bool) -> Array:

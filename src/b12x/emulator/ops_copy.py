@@ -197,11 +197,12 @@ def bulk(d: Decoder, ins: Instr, mods: Mods) -> Op:
                 raise Misaligned(f"{g.where(ins)}: {what} {value:#x} of a bulk copy is not a multiple of 16")
         read = tma.reader(g, ins, from_space, frm, count)
         if get_bar is None:
-            region, offset = g.cta.memory.range(g, ins, to, count, True)
+            cta, place = g.cta, g.where(ins)
+            region, offset = cta.memory.range(g, ins, to, count, True)
             tma.poison_global(g.cta, region, offset, count)
             g.cta.copies.issue_bulk(
                 BulkCopy(
-                    ins, read, lambda data: tma.write_global(g_where, ins, region, offset, data), count, thread=thread
+                    ins, read, lambda data: tma.write_global(cta, place, region, offset, data), count, thread=thread
                 )
             )
             return
@@ -212,7 +213,6 @@ def bulk(d: Decoder, ins: Instr, mods: Mods) -> Op:
                 BulkCopy(ins, read, tma.shared_writer(cta, at), count, barrier, target=(cta, at, count))
             )
 
-    g_where = f"PTX line {ins.line} `{ins.text}`"
     return d.effect(ins, run, tuple(rids), "address")
 
 

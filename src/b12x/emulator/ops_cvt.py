@@ -114,6 +114,7 @@ def float_to_float(
     def fn(a: Array) -> Array:
         if ftz and s.name == "f32":
             a = num.flush(a)
+        out: Array
         if name == "f32" and s.name == "f16" and not (sat or relu):
             out = a.astype(np.float32)
         elif name == "f32" and s.name == "bf16" and not (sat or relu):
@@ -176,7 +177,8 @@ def packed(d: Decoder, ins: Instr, mods: Mods, to: str, frm: str) -> Op:
             one = num.f32_to_bf16 if name == "bf16" else num.f32_to_f16
 
             def fast(hi: Array, lo: Array) -> Array:
-                return (one(hi).astype(np.uint32) << np.uint32(16)) | one(lo)
+                result: Array = (one(hi).astype(np.uint32) << np.uint32(16)) | one(lo)
+                return result
 
             return d.alu(out, srcs, fast, rule=lambda g: [halves(srcs[0].shadow(g), srcs[1].shadow(g), half, carrier)])
         if name in num.FORMATS and name not in ("f16", "bf16") and not satfinite:
@@ -187,7 +189,8 @@ def packed(d: Decoder, ins: Instr, mods: Mods, to: str, frm: str) -> Op:
             if ftz:
                 hi, lo = num.flush(hi), num.flush(lo)
             bits = (enc(hi.astype(np.float64)) << np.uint32(half)) | enc(lo.astype(np.float64))
-            return bits.astype(carrier.dtype)
+            result: Array = bits.astype(carrier.dtype)
+            return result
 
         return d.alu(out, srcs, fn, rule=lambda g: [halves(srcs[0].shadow(g), srcs[1].shadow(g), half, carrier)])
     if to in ("f16x2", "bf16x2") and frm in CARRIER:
@@ -200,7 +203,8 @@ def packed(d: Decoder, ins: Instr, mods: Mods, to: str, frm: str) -> Op:
 
         def pair(a: Array) -> Array:
             code = enc(widen(a, source))
-            return ((code[..., 1::2] << np.uint32(half)) | code[..., ::2]).astype(carrier.dtype)
+            result: Array = ((code[..., 1::2] << np.uint32(half)) | code[..., ::2]).astype(carrier.dtype)
+            return result
 
         return d.alu(d.dst(dst, carrier), [d.src(a, source)], pair)
     raise d.fail("types are not supported")
@@ -210,7 +214,8 @@ def halves(hi: Array, lo: Array, half: int, carrier: Type) -> Array:
     """Tainted bits of a pair made of two whole sources."""
     ones = np.uint32((1 << half) - 1)
     bits = np.where(hi != 0, ones << np.uint32(half), np.uint32(0)) | np.where(lo != 0, ones, np.uint32(0))
-    return bits.astype(np.dtype(f"u{carrier.bits // 8}"))
+    result: Array = bits.astype(np.dtype(f"u{carrier.bits // 8}"))
+    return result
 
 
 def unpack(d: Decoder, mods: Mods, to: str, frm: str, relu: bool) -> Op:
@@ -252,6 +257,7 @@ def szext(d: Decoder, ins: Instr, mods: Mods) -> Op:
         if t.kind == "s":
             sign = (n > 0) & ((bits >> (np.maximum(n, 1) - 1).astype(np.uint64)) & np.uint64(1)).astype(bool)
             low = np.where(sign, low | ~mask, low)
-        return low.astype(np.uint32).view(t.dtype)
+        result: Array = low.astype(np.uint32).view(t.dtype)
+        return result
 
     return d.alu(d.dst(dst, t), [d.src(a, t), d.src(b, TYPES["u32"])], fn)

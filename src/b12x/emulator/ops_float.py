@@ -1,4 +1,4 @@
-"""Arithmetic that exists for integers and floats, and the floating-point instructions (PTX ISA 9.7.1, 9.7.3 to 9.7.5)."""
+"""Arithmetic of integers and floats alike, and the floating-point instructions (PTX ISA 9.7.1, 9.7.3 to 9.7.5)."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def sign(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
     def change(x: Array) -> Array:
         raw = x.view(bits)
-        return (raw ^ top if flip else raw & ~top).view(t.dtype)
+        result: Array = (raw ^ top if flip else raw & ~top).view(t.dtype)
+        return result
 
     return d.alu(d.dst(dst, t), [d.src(a, t)], finish.wrap(change))
 

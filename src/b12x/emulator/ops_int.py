@@ -32,14 +32,20 @@ def mul_hi(t: Type) -> Callable[[Array, Array], Array]:
     if t.bits < 64:
         wide = wider(t).dtype
         shift = wide(t.bits)
-        return lambda a, b: ((a.astype(wide) * b.astype(wide)) >> shift).astype(t.dtype)
+
+        def narrow(a: Array, b: Array) -> Array:
+            result: Array = ((a.astype(wide) * b.astype(wide)) >> shift).astype(t.dtype)
+            return result
+
+        return narrow
 
     def unsigned(a: Array, b: Array) -> Array:
         low, s32 = np.uint64(0xFFFFFFFF), np.uint64(32)
         a0, a1, b0, b1 = a & low, a >> s32, b & low, b >> s32
         mid = a1 * b0 + ((a0 * b0) >> s32)
         mid2 = a0 * b1 + (mid & low)
-        return a1 * b1 + (mid >> s32) + (mid2 >> s32)
+        result: Array = a1 * b1 + (mid >> s32) + (mid2 >> s32)
+        return result
 
     if t.kind == "u":
         return unsigned
@@ -65,8 +71,8 @@ def divide(t: Type) -> Callable[[Array, Array], Array]:
             low = np.iinfo(t.dtype).min
             exact = (a == low) | (safe == low)
             if exact.any():
-                wide = [int(x) // int(y) if (x < 0) == (y < 0) else -(-int(x) // int(y)) if x < 0 else -(int(x) // -int(y))
-                        for x, y in zip(a[exact], safe[exact], strict=True)]  # fmt: skip
+                pairs = [(int(x), int(y)) for x, y in zip(a[exact], safe[exact], strict=True)]
+                wide = [abs(x) // abs(y) if (x < 0) == (y < 0) else -(abs(x) // abs(y)) for x, y in pairs]
                 bits = np.array([w & (2**t.bits - 1) for w in wide], np.dtype(f"u{t.bits // 8}"))
                 q[exact] = bits.view(t.dtype)
         return np.where(zero, t.dtype(-1) if t.kind == "s" else np.iinfo(t.dtype).max, q).astype(t.dtype)
@@ -135,7 +141,8 @@ def mul24(d: Decoder, ins: Instr, mods: Mods) -> Op:
         eight = t.dtype(8)
         product = ((a << eight) >> eight).astype(wide) * ((b << eight) >> eight).astype(wide) >> wide(drop)
         out = product.astype(np.uint32).view(t.dtype)
-        return out + c[0] if c else out
+        result: Array = out + c[0] if c else out
+        return result
 
     operands = d.operands(4 if ins.opcode == "mad24" else 3)
     return d.alu(d.dst(operands[0], t), [d.src(o, t) for o in operands[1:]], fn)
@@ -311,9 +318,9 @@ def funnel(d: Decoder, ins: Instr, mods: Mods) -> Op:
     def fn(lo: Array, hi: Array, c: Array) -> Array:
         n = (c & np.uint32(31)) if wrap == "wrap" else np.minimum(c, np.uint32(32))
         both = (hi.astype(np.uint64) << np.uint64(32)) | lo
-        if left == "l":
-            return ((both << n.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32)
-        return (both >> n.astype(np.uint64)).astype(np.uint32)
+        moved = (both << n.astype(np.uint64)) >> np.uint64(32) if left == "l" else both >> n.astype(np.uint64)
+        result: Array = moved.astype(np.uint32)
+        return result
 
     def rule(g: Group) -> Sequence[Array]:
         bits = fn(sa.shadow(g), sb.shadow(g), sc.get(g))
@@ -357,7 +364,7 @@ def lop3(d: Decoder, ins: Instr, mods: Mods) -> Op:
     return d.alu(d.dst(dst, t), srcs, fn, rule=rule)
 
 
-_PRMT_MODES = {
+_PRMT_MODES: dict[str, Callable[[int], list[int]]] = {
     "f4e": lambda s: [s, s + 1, s + 2, s + 3],
     "b4e": lambda s: [s, (s - 1) & 7, (s - 2) & 7, (s - 3) & 7],
     "rc8": lambda s: [s] * 4,
@@ -418,7 +425,8 @@ def bfe(d: Decoder, ins: Instr, mods: Mods) -> Op:
             have = np.where(pos > top, u(0), np.minimum(length, u(t.bits) - np.minimum(pos, u(t.bits))))
             low = np.where(have >= u(64), ~u(0), (u(1) << have) - u(1))
             out = np.where(sign, out | ~low, out)
-        return out.astype(np.dtype(f"u{t.bits // 8}")).view(t.dtype)
+        result: Array = out.astype(np.dtype(f"u{t.bits // 8}")).view(t.dtype)
+        return result
 
     sa, sb, sc = d.src(a, t), d.src(b, TYPES["u32"]), d.src(c, TYPES["u32"])
 
@@ -442,7 +450,8 @@ def bfi(d: Decoder, ins: Instr, mods: Mods) -> Op:
         pos, length = (c & np.uint32(0xFF)).astype(u), (e & np.uint32(0xFF)).astype(u)
         mask = np.where(length >= u(64), ~u(0), (u(1) << length) - u(1)) << pos
         mask = np.where(pos >= u(64), u(0), mask)
-        return ((b.astype(u) & ~mask) | ((a.astype(u) << pos) & mask)).astype(t.dtype)
+        result: Array = ((b.astype(u) & ~mask) | ((a.astype(u) << pos) & mask)).astype(t.dtype)
+        return result
 
     srcs = [d.src(a, t), d.src(b, t), d.src(c, TYPES["u32"]), d.src(e, TYPES["u32"])]
 
@@ -463,7 +472,8 @@ def _bit_length(x: Array) -> Array:
         big = (x >> x.dtype.type(step)) != 0
         out += np.where(big, np.uint32(step), np.uint32(0))
         x = np.where(big, x >> x.dtype.type(step), x)
-    return out + (x != 0).astype(np.uint32)
+    result: Array = out + (x != 0).astype(np.uint32)
+    return result
 
 
 @decoder("popc", "clz")
@@ -486,7 +496,8 @@ def bfind(d: Decoder, ins: Instr, mods: Mods) -> Op:
     def fn(a: Array) -> Array:
         x = np.where(a < 0, ~a, a).astype(t.dtype).view(np.dtype(f"u{t.bits // 8}"))
         pos = _bit_length(x) - np.uint32(1)
-        return np.where(pos == np.uint32(0xFFFFFFFF), pos, np.uint32(t.bits - 1) - pos) if amount else pos
+        result: Array = np.where(pos == np.uint32(0xFFFFFFFF), pos, np.uint32(t.bits - 1) - pos) if amount else pos
+        return result
 
     return d.alu(d.dst(dst, TYPES["u32"]), [d.src(a, t)], fn)
 
@@ -500,7 +511,8 @@ def brev(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
     def fn(a: Array) -> Array:
         raw = np.ascontiguousarray(a).view(np.uint8).reshape(*a.shape, t.bits // 8)
-        return np.ascontiguousarray(table[raw][..., ::-1]).view(t.dtype).reshape(a.shape)
+        result: Array = np.ascontiguousarray(table[raw][..., ::-1]).view(t.dtype).reshape(a.shape)
+        return result
 
     sa = d.src(a, t)
     return d.alu(d.dst(dst, t), [sa], fn, rule=lambda g: [fn(sa.shadow(g))])
@@ -518,6 +530,7 @@ def bmsk(d: Decoder, ins: Instr, mods: Mods) -> Op:
             a, b = a & np.uint32(31), b & np.uint32(31)
         u = np.uint64
         start, end = np.minimum(a, 32).astype(u), np.minimum(a.astype(u) + b, u(32))
-        return (((u(1) << end) - u(1)) & ~((u(1) << start) - u(1))).astype(np.uint32)
+        result: Array = (((u(1) << end) - u(1)) & ~((u(1) << start) - u(1))).astype(np.uint32)
+        return result
 
     return d.alu(d.dst(dst, t), [d.src(a, t), d.src(b, t)], fn)

@@ -167,7 +167,7 @@ def combine(d: Decoder, op: str, t: Type) -> Combine:
 
         def packed(old: Array, b: Array, c: Array) -> Array:
             x, y = (num.bf16_to_f32(old), num.bf16_to_f32(b)) if t.kind == "bf" else (old, b)
-            r = x + y if op == "add" else num.minimum(x, y, False) if op == "min" else num.maximum(x, y, False)
+            r: Array = x + y if op == "add" else num.minimum(x, y, False) if op == "min" else num.maximum(x, y, False)
             return num.f32_to_bf16(r) if t.kind == "bf" else r
 
         return packed
@@ -248,7 +248,10 @@ def mapa(d: Decoder, ins: Instr, mods: Mods) -> Op:
     dst, a, b = d.operands(3)
 
     def fn(a: Array, rank: Array) -> Array:
-        return (a & ~t.dtype(0xFF << RANK_SHIFT)) | ((rank.astype(t.dtype) + t.dtype(1)) << t.dtype(RANK_SHIFT))
+        result: Array = (a & ~t.dtype(0xFF << RANK_SHIFT)) | (
+            (rank.astype(t.dtype) + t.dtype(1)) << t.dtype(RANK_SHIFT)
+        )
+        return result
 
     return d.alu(d.dst(dst, t), [d.src(a, t), d.src(b, TYPES["u32"])], fn)
 
@@ -276,7 +279,8 @@ def _rows_of(g: Group, ins: Instr, addr: Array, count: int) -> Array:
     rows = np.ascontiguousarray(addr[:, : 8 * count])
     check_alignment(g, ins, rows, 16)
     flat = rows.ravel()
-    return (g.cta.shared.offsets(g, ins, flat, 16) >> np.uint32(4)).reshape(rows.shape)
+    result: Array = (g.cta.shared.offsets(g, ins, flat, 16) >> np.uint32(4)).reshape(rows.shape)
+    return result
 
 
 def _unpack_rows(data: Array, bits: int) -> Array:
@@ -324,7 +328,8 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
             words = np.ascontiguousarray(cells).view(np.uint32)
         else:
             words = items.view(np.uint32)
-        return words.reshape(g.n, count, 32).swapaxes(0, 1)
+        result: Array = words.reshape(g.n, count, 32).swapaxes(0, 1)
+        return result
 
     def run(g: Group) -> None:
         cta = g.cta
@@ -374,9 +379,11 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
             return np.ascontiguousarray(cells).view(np.complex128).reshape(g.n, 8 * count)
         return out.reshape(g.n, 8 * count, 4).view(np.complex128)[..., 0]
 
-    def write(g: Group, shadow: Any) -> None:
+    def write(g: Group, shadow: Any, origin: str = "") -> None:
         index = _rows_of(g, ins, addr(g), count)
         shared = g.cta.shared
+        if origin:
+            g.cta.note_origin(index[shadow != 0].astype(np.int64) * 16, 16, origin)
         shared.units(16)[index] = arrange(g, [s.get(g) for s in srcs])
         shared.units(16, True)[index] = shadow
         if g.cta.observer is not None:
@@ -384,8 +391,11 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
     def checked(g: Group) -> None:
         g.cta.refuse(g, ins, base, "address")
-        hit = any(r in g.cta.tainted for r in rids)
-        write(g, arrange(g, [s.shadow(g) for s in srcs]) if hit else 0)
+        first = next((r for r in rids if r in g.cta.tainted), None)
+        if first is None:
+            write(g, 0)
+        else:
+            write(g, arrange(g, [s.shadow(g) for s in srcs]), g.cta.origin[first])
 
     op = Op(ins, lambda g: write(g, 0), checked, (*base, *rids), pure=False)
     op.converge = d.constant(W32, 0xFFFFFFFF)

@@ -84,7 +84,8 @@ def pack(d: Decoder, ins: Instr, t: Type, dst: Any, a: Vector) -> Op:
         raw = np.empty((*parts[0].shape, count), part.dtype)
         for k, p in enumerate(parts):
             raw[..., k] = p
-        return raw.view(whole.dtype)[..., 0]
+        result: Array = raw.view(whole.dtype)[..., 0]
+        return result
 
     def run(g: Group) -> None:
         if g.mask is None and out.exact:
@@ -132,7 +133,8 @@ def cvta(d: Decoder, ins: Instr, mods: Mods) -> Op:
     def fn(x: Array) -> Array:
         if not window or t.bits == 32:
             return x
-        return x & low if to else x | t.dtype(window)
+        result: Array = x & low if to else x | t.dtype(window)
+        return result
 
     return d.alu(d.dst(dst, t), [src], fn, rule=lambda g: [src.shadow(g)])
 
@@ -175,9 +177,9 @@ def slct(d: Decoder, ins: Instr, mods: Mods) -> Op:
     t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64")
     tc = mods.type("s32", "f32")
     dst, a, b, c = d.operands(4)
-    return d.alu(
-        d.dst(dst, t), [d.src(a, t), d.src(b, t), d.src(c, tc)], lambda a, b, c: np.where(c >= 0, a, b).astype(t.dtype)
-    )
+    bits = TYPES[f"b{t.bits}"]
+    srcs = [Source(d.src(a, t).rid, bits), Source(d.src(b, t).rid, bits), d.src(c, tc)]
+    return d.alu(d.dst(dst, bits), srcs, lambda a, b, c: np.where(c >= 0, a, b))
 
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {

@@ -65,7 +65,8 @@ def members(d: Decoder, operand: Any) -> Source:
 def participants(g: Group, mask: Source) -> Array:
     """Active lanes that are named in the member mask."""
     named = (mask.get(g) >> LANES) & np.uint32(1) != 0
-    return named if g.mask is None else named & g.mask
+    result: Array = named if g.mask is None else named & g.mask
+    return result
 
 
 @decoder("shfl")
@@ -162,15 +163,16 @@ def vote(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
     def run(g: Group) -> None:
         x, who = sa.get(g), participants(g, sm)
-        yes = x & who
+        yes: Array = np.logical_and(x, who)
+        value: Array
         if mode == "ballot":
-            value: Array = (yes.astype(np.uint32) << LANES).sum(axis=1, dtype=np.uint32)
+            value = (yes.astype(np.uint32) << LANES).sum(axis=1, dtype=np.uint32)
         elif mode == "any":
-            value = yes.any(axis=1)
+            value = np.logical_or.reduce(yes, axis=1)
         elif mode == "all":
-            value = (yes == who).all(axis=1)
+            value = np.logical_and.reduce(yes == who, axis=1)
         else:
-            value = (yes == who).all(axis=1) | ~yes.any(axis=1)
+            value = np.logical_and.reduce(yes == who, axis=1) | ~np.logical_or.reduce(yes, axis=1)
         out.put(g, np.broadcast_to(value[:, None], (g.n, 32)))
 
     op = d.pure(ins, run, (sa.rid,), (out,), _whole_warp(sa, out))

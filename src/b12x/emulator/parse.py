@@ -375,6 +375,8 @@ class _Body:
         m = _INSTRUCTION.match(st.text)
         if not m:
             raise UnsupportedInstruction(f"line {st.line}: {st.text!r}")
+        if m.group(3) == "call":
+            raise UnsupportedInstruction(f"line {st.line}: call: functions are not supported: {st.text!r}")
         guard = None
         if m.group(2):
             guard = scope.reg(m.group(2), self)
@@ -557,7 +559,7 @@ def _directives(entry: Entry, text: str, line: int) -> None:
     for name, args in re.findall(r"\.(\w+)((?:\s*\d+\s*,?)*)", text):
         numbers = [int(v) for v in re.findall(r"\d+", args)]
         if name in ("reqntid", "maxntid", "reqnctapercluster"):
-            x, y, z = (numbers + [1, 1, 1])[:3]
+            x, y, z = [*numbers, 1, 1, 1][:3]
             setattr(entry, name, (x, y, z))
         elif name not in ("minnctapersm", "maxnreg", "explicitcluster", "blocksareclusters", "maxclusterrank"):
             raise UnsupportedInstruction(f"line {line}: entry directive .{name}")

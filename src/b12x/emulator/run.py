@@ -89,7 +89,9 @@ def launch(
     name = entry if entry is not None else next(iter(program.codes))
     if name not in program.codes:
         raise LaunchError(f"no entry {name!r}; there are {sorted(program.codes)}")
-    job = _Job(program, program.codes[name], _dim3(grid), _dim3(block), _dim3(cluster), dynamic_smem, options or Options())
+    job = _Job(
+        program, program.codes[name], _dim3(grid), _dim3(block), _dim3(cluster), dynamic_smem, options or Options()
+    )
     job.bind(params, regions)
     with np.errstate(all="ignore"):
         job.run()
@@ -190,8 +192,6 @@ class _Job:
     def _cta(self, file: RegisterFile, shared: SharedMemory, rank: int, place: Dim3, origin: Dim3) -> Cta:
         cta = Cta(self.code, file, shared, self.memory, self.options)
         shared.reset()
-        if not self.options.checks and shared.shadow is not None:
-            shared.shadow[:] = 0
         cta.ctaid = (origin[0] + place[0], origin[1] + place[1], origin[2] + place[2])
         cta.block = self.block
         cta.rank = rank

@@ -49,6 +49,7 @@ class Scheduler:
         self.places: dict[tuple[int, int], _Place] = {}
         self.parked: list[tuple[Cta, Fragment]] = []
         self.apart: dict[tuple[int, int, int], tuple[Cta, Fragment]] = {}  # waiting for the rest of their warp
+        self.at_warp_barrier: dict[tuple[int, int], list[tuple[Fragment, Array]]] = {}
         self.turn = 0
         self.seen_events = 0
         self.idle_rounds = 0
@@ -177,7 +178,8 @@ class Scheduler:
 
     def converged(self, g: Group, op: Op, fragments: list[Fragment], at: int) -> bool:
         """Whether all member lanes are here; if not, the warps that miss some wait for them."""
-        assert op.converge is not None and g.mask is not None
+        assert op.converge is not None
+        assert g.mask is not None
         words = g.u32[op.converge >> 2]
         first = np.argmax(g.mask, axis=1)
         named = (words[np.arange(g.n), first][:, None] >> LANES) & np.uint32(1) != 0
@@ -253,6 +255,8 @@ class Scheduler:
             if owner is cta and f.warp in leaving:
                 del self.apart[key]
                 self.add(cta, f)
+        for warp in leaving:
+            self.settle_warp(cta, warp)
         for number, barrier in cta.barriers.items():
             if barrier.whole and barrier.waiting:
                 barrier.expected = 32 * int(cta.alive.any(axis=1).sum())
@@ -313,13 +317,24 @@ class Scheduler:
             self.move(cta, f, f.pc + 1)
 
     def do_warpsync(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
+        """The lanes may arrive at different bar.warp.sync; they leave together."""
         words = op.data.get(g)
         for k, f in enumerate(fragments):
             named = (words[k, int(np.argmax(f.mask))] >> LANES) & np.uint32(1) != 0
-            if (named & g.cta.alive[f.warp] & ~f.mask).any():
-                self.set_apart(g.cta, f)
-            else:
-                self.move(g.cta, f, pc + 1)
+            self.at_warp_barrier.setdefault((id(g.cta), f.warp), []).append((f, named))
+            self.settle_warp(g.cta, f.warp)
+
+    def settle_warp(self, cta: Cta, warp: int) -> None:
+        key = (id(cta), warp)
+        waiting = self.at_warp_barrier.get(key, [])
+        here = np.zeros(32, bool)
+        for f, _ in waiting:
+            here |= f.mask
+        leaving = [f for f, named in waiting if not (named & cta.alive[warp] & ~here).any()]
+        if leaving:
+            self.at_warp_barrier[key] = [(f, named) for f, named in waiting if f not in leaving]
+            for f in leaving:
+                self.move(cta, f, f.pc + 1)
 
     def do_cluster(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
         cta = g.cta
@@ -336,7 +351,7 @@ class Scheduler:
                 if self.cluster_phase > phase:
                     self.move(cta, f, pc + 1)
                 else:
-                    f.ready = lambda phase=phase: self.cluster_phase > phase  # type: ignore[misc]
+                    f.ready = lambda phase=phase: self.cluster_phase > phase
                     self.parked.append((cta, f))
         self.settle_cluster()
 
@@ -367,7 +382,8 @@ class Scheduler:
                     wants.append((barrier, v, lanes))
 
             def done(barrier: Any, v: int) -> bool:
-                return (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v
+                result: bool = (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v
+                return result
 
             for barrier, v, lanes in wants:
                 result[k][lanes] = done(barrier, v)
@@ -377,7 +393,7 @@ class Scheduler:
                 continue
             f.tried = True
             f.barriers = [b for b, _, _ in wants]
-            f.ready = lambda wants=wants: all(done(b, v) for b, v, _ in wants)  # type: ignore[misc]
+            f.ready = lambda wants=wants: all(done(b, v) for b, v, _ in wants)
             self.parked.append((cta, f))
         if not pass_on:
             return
@@ -443,15 +459,17 @@ class Scheduler:
         for cta, f in self.apart.values():
             standing.append((cta, f, "waits for the other lanes of its warp"))
         for cta in self.ctas:
+            for warp in range(cta.alive.shape[0]):
+                for f, _ in self.at_warp_barrier.get((id(cta), warp), []):
+                    standing.append((cta, f, "waits for the other lanes of its warp"))
             for number, barrier in cta.barriers.items():
                 for f in barrier.waiting:
                     state = f"{barrier.arrived} of {barrier.expected} threads have arrived"
                     standing.append((cta, f, f"waits at barrier {number}, where {state}"))
         for cta, f, what in sorted(standing, key=lambda s: (s[0].ctaid, s[1].warp)):
             ins = cta.code.ops[f.pc].ins
-            lines.append(
-                f"  CTA {cta.ctaid} warp {f.warp} ({int(f.mask.sum())} lanes) at PTX line {ins.line} `{ins.text}`: {what}"
-            )
+            who = f"CTA {cta.ctaid} warp {f.warp} ({int(f.mask.sum())} lanes)"
+            lines.append(f"  {who} at PTX line {ins.line} `{ins.text}`: {what}")
         return "\n".join(lines)
 
 

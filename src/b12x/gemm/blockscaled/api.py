@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from b12x._runtime import checks, registry, resolve, target
-from b12x._runtime.launch import Launch, TensorMapArg
+from b12x._runtime.launch import Launch, Target, TensorMapArg
 from b12x.gemm.blockscaled import planner
 from b12x.gemm.blockscaled.planner import Caps
 from b12x.quantization import scales
@@ -154,7 +154,7 @@ def mm(
             "(unsqueeze(-1) for one matrix)"
         )
     m, n, k, batch = a.shape[0], b.shape[0], 2 * b.shape[1], b.shape[2]
-    prepared = _plan(checks.device_name(a.device), ab_dtype, sf_dtype, sf_vec_size, c_dtype, n, k, batch)
+    prepared = _plan(target.current_target(a.device), ab_dtype, sf_dtype, sf_vec_size, c_dtype, n, k, batch)
     if out is None:
         storage = torch.empty((batch, m, n), dtype=getattr(torch, c_dtype), device=a.device)
         out = storage.permute(1, 2, 0)
@@ -173,12 +173,12 @@ def clear_caches() -> None:
 
 @lru_cache(maxsize=4096)
 def _plan(
-    device: str, ab_dtype: str, sf_dtype: str, sf_vec_size: int, c_dtype: str, n: int, k: int, batch: int
+    where: Target, ab_dtype: str, sf_dtype: str, sf_vec_size: int, c_dtype: str, n: int, k: int, batch: int
 ) -> Plan:
-    """The plan ``mm`` keeps for its static choices; M is not one of them."""
+    """The plan ``mm`` keeps on a target for its static choices; M is not one of them."""
     return Plan(
         Caps(
-            device=device,
+            device=where.device,
             ab_dtype=ab_dtype,
             sf_dtype=sf_dtype,
             sf_vec_size=sf_vec_size,

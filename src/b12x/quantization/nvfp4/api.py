@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from b12x._runtime import checks, registry, resolve, target
-from b12x._runtime.launch import Launch
+from b12x._runtime.launch import Launch, Target
 from b12x.quantization import scales
 from b12x.quantization.nvfp4 import planner
 from b12x.quantization.nvfp4.planner import Caps
@@ -150,7 +150,7 @@ def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None)
     """One-shot: ``x`` ``[M, K]`` into new outputs of exactly M rows; arguments as in :func:`bind`."""
     if x.ndim != 2:
         raise ValueError(f"{OP}: x has shape {tuple(x.shape)}; needed is (M, K)")
-    kept = _plan(checks.device_name(x.device), x.shape[1], checks.dtype_name(x.dtype))
+    kept = _plan(target.current_target(x.device), x.shape[1], checks.dtype_name(x.dtype))
     outputs = _outputs(x.shape[0], x.shape[1], x.device)
     run(binding=bind(kept, x=x, global_scale=global_scale, outputs=outputs), stream=stream)
     return outputs
@@ -167,9 +167,9 @@ def is_supported(device: Any = None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _plan(device: str, k: int, dtype: str) -> Plan:
-    """The plan ``quantize`` keeps for its static choices; M is not one of them."""
-    return Plan(Caps(device=device, m=2**31 - 1, k=k, dtype=dtype))
+def _plan(where: Target, k: int, dtype: str) -> Plan:
+    """The plan ``quantize`` keeps on a target for its static choices; M is not one of them."""
+    return Plan(Caps(device=where.device, m=2**31 - 1, k=k, dtype=dtype))
 
 
 def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

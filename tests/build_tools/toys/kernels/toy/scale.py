@@ -75,6 +75,8 @@ def define(spec):
             kernel(x, y, alpha, n).launch(grid=grid, block=[block, 1, 1])
         if cutlass.const_expr(variant == "two"):
             kernel(x, y, alpha, n).launch(grid=grid, block=[block, 1, 1])
+        if cutlass.const_expr(variant == "late"):
+            raise ValueError("this trace raises after a launch")
 
     pointer = make_ptr(Float32, 16, AddressSpace.gmem, assumed_align=16)
     return launch, (pointer, pointer, Float32(1.0), Int32(1))

@@ -1,0 +1,44 @@
+"""A section's results as JSON, written again after every entry: an interrupted run keeps what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Report:
+    """``entries`` is a list of results; ``failures`` names the entries that found something wrong or broke."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.data: dict[str, Any] = {"entries": [], "failures": []}
+        self._write()
+
+    def add(self, name: str, ok: bool, **values: Any) -> None:
+        self.data["entries"].append({"name": name, "ok": ok, **values})
+        if not ok:
+            self.data["failures"].append(name)
+            print(f"FAILED {name}: {values}", flush=True)
+        self._write()
+
+    def set(self, name: str, value: Any) -> None:
+        self.data[name] = value
+        self._write()
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """An exception inside becomes a failed entry."""
+        try:
+            yield
+        except Exception as error:
+            self.add(name, False, error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc(limit=-4))
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.data, indent=1, default=str) + "\n")
+        os.replace(partial, self._path)

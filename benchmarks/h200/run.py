@@ -1,0 +1,151 @@
+"""The H200 run: rehosted kernels judged on real hardware. Needs torch, numpy and cuda-bindings, and a prepared folder.
+
+    PYTHONPATH=src python3 benchmarks/h200/run.py --seed 1 --out h200.json
+    PYTHONPATH=src python3 benchmarks/h200/run.py --seed 1 --sanitize --out sanitize.json
+
+Every section runs in a process of its own with a time limit, so that a fault on the GPU ends one section and not the
+run; results are merged after each. The exit status is 0 when every entry of every section is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paths import HERE, ROOT
+
+#: Section -> its time limit in seconds.
+SECTIONS = {"expansions": 120, "agreement": 90, "graphs": 60, "overhead": 60, "models": 150}
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+_TOOL_LIMIT = 120
+_OUTPUT_KEPT = 20_000
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared", type=Path, default=ROOT / "build" / "h200", help="folder that prepare.py wrote")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True, metavar="JSON")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="run this section only; may be repeated")
+    parser.add_argument("--sanitize", action="store_true", help="run the small section under compute-sanitizer instead")
+    parser.add_argument("--section", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.section:
+        _run_section(arguments.section, arguments.prepared, arguments.seed, arguments.out)
+        return 0
+    results: dict[str, Any] = {
+        "seed": arguments.seed,
+        "prepared": json.loads((arguments.prepared / "about.json").read_text()),
+        "machine": _machine(),
+        "sections": {},
+    }
+    if arguments.sanitize:
+        _sanitize(arguments, results)
+    else:
+        for name in arguments.only or SECTIONS:
+            results["sections"][name] = _child(arguments, name, SECTIONS[name], [])
+            _write(arguments.out, results)
+        results["keys_not_run"] = _not_run(results)
+    _write(arguments.out, results)
+    wrong = {name: section["wrong"] for name, section in results["sections"].items() if section["wrong"]}
+    print(json.dumps({"wrong": wrong, "keys_not_run": results.get("keys_not_run", [])}, indent=1))
+    return 1 if wrong or results.get("keys_not_run") else 0
+
+
+def _child(arguments: argparse.Namespace, name: str, limit: float, prefix: list[str]) -> dict[str, Any]:
+    """Run one section in a process of its own and collect what it wrote, however it ended."""
+    part = arguments.out.with_name(f".{arguments.out.stem}.{name}.json")
+    part.unlink(missing_ok=True)
+    command = [*prefix, sys.executable, str(HERE / "run.py"), "--section", name, "--seed", str(arguments.seed)]
+    command += ["--prepared", str(arguments.prepared), "--out", str(part)]
+    print(f"== {' '.join([*prefix, name])}", flush=True)
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        status, output = str(done.returncode), done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        status, output = "timeout", "".join(_text(stream) for stream in (error.stdout, error.stderr))
+    seconds = time.perf_counter() - started
+    found: dict[str, Any] = json.loads(part.read_text()) if part.exists() else {"entries": [], "failures": []}
+    part.unlink(missing_ok=True)
+    wrong = list(found["failures"])
+    if status != "0":
+        wrong.append(f"exit status {status}")
+    section = {"status": status, "seconds": round(seconds, 2), "wrong": wrong, **found}
+    section["output_tail"] = output[-_OUTPUT_KEPT:]
+    print(f"   {len(found['entries'])} entries, {len(wrong)} wrong, {seconds:.1f} s", flush=True)
+    if status != "0":
+        print(output[-3000:], flush=True)
+    return section
+
+
+def _text(stream: bytes | str | None) -> str:
+    return stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
+
+
+def _run_section(name: str, prepared: Path, seed: int, out: Path) -> None:
+    from report import Report
+
+    import b12x
+
+    os.environ["B12X_PACK_PATH"] = str(prepared / "pack")
+    b12x.freeze_kernel_resolution("the run launches what was prepared, nothing else")
+    report = Report(out)
+    section = importlib.import_module(name)
+    with b12x.target("rehost:sm_90a"):
+        section.run(prepared, seed, report)
+
+
+def _sanitize(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        results["sections"]["compute-sanitizer"] = {"wrong": ["compute-sanitizer is not on the PATH"]}
+        return
+    for tool in TOOLS:
+        section = _child(arguments, "small", _TOOL_LIMIT, [found, "--tool", tool, "--print-limit", "20"])
+        summaries = [int(count) for count in _SUMMARY.findall(section["output_tail"])]
+        section["findings"] = sum(summaries) if summaries else None
+        if section["findings"] != 0:
+            section["wrong"].append(f"findings: {section['findings']}")
+        results["sections"][tool] = section
+        _write(arguments.out, results)
+
+
+def _not_run(results: dict[str, Any]) -> list[str]:
+    """Kernels of the pack that no section launched through its op."""
+    launched = {key for section in results["sections"].values() for key in section.get("launches", {})}
+    return sorted(set(results["prepared"]["kernels"]) - launched)
+
+
+def _machine() -> dict[str, Any]:
+    """In a process of its own, so that this one holds no GPU."""
+    code = (
+        "import json, machine, torch, numpy; d = machine.describe(); d['torch'] = torch.__version__; "
+        "d['numpy'] = numpy.__version__; d['device'] = torch.cuda.get_device_name(0); print(json.dumps(d))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode != 0:
+        return {"error": done.stderr[-2000:], "python": platform.python_version()}
+    described: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return described
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1, default=str) + "\n")
+    os.replace(partial, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
