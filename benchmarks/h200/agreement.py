@@ -27,7 +27,8 @@ def run(prepared: Path, seed: int, report: Report) -> None:
                 _quantise(generator, rows, k, dtype, report)
     for shape in GEMMS:
         for distribution in DISTRIBUTIONS:
-            for c_dtype in DTYPES:
+            # Rounding to 16 bits hides most of what the sums differ by.
+            for c_dtype in DTYPES if distribution == "grid" else ("float32",):
                 with report.guard(f"gemm {'x'.join(map(str, shape))} {c_dtype} {distribution}"):
                     _gemm(generator, shape, distribution, c_dtype, report)
 

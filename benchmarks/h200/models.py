@@ -8,7 +8,6 @@ import torch
 from operands import DEVICE, DISTRIBUTIONS, DTYPES, Operand, product, random_operand, tolerance
 from report import Report
 
-from b12x._runtime import counters
 from b12x.gemm import blockscaled
 from b12x.quantization import nvfp4, scales
 
@@ -62,7 +61,6 @@ def run(prepared: Path, seed: int, report: Report) -> None:
             for rows in (1, 17, 129, 4096):
                 with report.guard(f"quantise {rows}x{k} {dtype}"):
                     _quantise(generator, rows, k, dtype, report)
-    report.set("launches", dict(counters.launches))
 
 
 def _model(generator: torch.Generator, name: str, n: int, k: int, distribution: str, report: Report) -> None:

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from b12x._runtime import counters
+
 
 class Report:
-    """``entries`` is a list of results; ``failures`` names the entries that found something wrong or broke."""
+    """``entries`` is a list of results, ``failures`` names those that found something wrong or broke, ``launches``
+    counts the launches of each kernel so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,6 +42,7 @@ class Report:
             self.add(name, False, error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc(limit=-4))
 
     def _write(self) -> None:
+        self.data["launches"] = dict(counters.launches)
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.data, indent=1, default=str) + "\n")
+        partial.write_text(json.dumps(self.data, default=str) + "\n")
         os.replace(partial, self._path)

@@ -16,8 +16,10 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -56,11 +58,11 @@ def main() -> int:
         for name in arguments.only or SECTIONS:
             results["sections"][name] = _child(arguments, name, SECTIONS[name], [])
             _write(arguments.out, results)
-        results["keys_not_run"] = _not_run(results)
+    results["keys_not_run"] = _not_run(results)
     _write(arguments.out, results)
     wrong = {name: section["wrong"] for name, section in results["sections"].items() if section["wrong"]}
-    print(json.dumps({"wrong": wrong, "keys_not_run": results.get("keys_not_run", [])}, indent=1))
-    return 1 if wrong or results.get("keys_not_run") else 0
+    print(json.dumps({"wrong": wrong, "keys_not_run": results["keys_not_run"]}, indent=1))
+    return 1 if wrong or results["keys_not_run"] else 0
 
 
 def _child(arguments: argparse.Namespace, name: str, limit: float, prefix: list[str]) -> dict[str, Any]:
@@ -71,11 +73,7 @@ def _child(arguments: argparse.Namespace, name: str, limit: float, prefix: list[
     command += ["--prepared", str(arguments.prepared), "--out", str(part)]
     print(f"== {' '.join([*prefix, name])}", flush=True)
     started = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        status, output = str(done.returncode), done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        status, output = "timeout", "".join(_text(stream) for stream in (error.stdout, error.stderr))
+    status, output = _run_limited(command, limit)
     seconds = time.perf_counter() - started
     found: dict[str, Any] = json.loads(part.read_text()) if part.exists() else {"entries": [], "failures": []}
     part.unlink(missing_ok=True)
@@ -90,8 +88,18 @@ def _child(arguments: argparse.Namespace, name: str, limit: float, prefix: list[
     return section
 
 
-def _text(stream: bytes | str | None) -> str:
-    return stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
+def _run_limited(command: list[str], limit: float) -> tuple[str, str]:
+    """Exit status (or "timeout") and output. A process over its limit is ended with the workers that it started."""
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = str(process.wait(limit))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            status = "timeout"
+        output.seek(0)
+        return status, output.read()
 
 
 def _run_section(name: str, prepared: Path, seed: int, out: Path) -> None:
@@ -108,7 +116,7 @@ def _run_section(name: str, prepared: Path, seed: int, out: Path) -> None:
 
 
 def _sanitize(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
-    found = shutil.which("compute-sanitizer")
+    found = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
     if found is None:
         results["sections"]["compute-sanitizer"] = {"wrong": ["compute-sanitizer is not on the PATH"]}
         return

@@ -8,7 +8,6 @@ import torch
 from operands import DEVICE, DTYPES, product, random_operand, tolerance
 from report import Report
 
-from b12x._runtime import counters
 from b12x.gemm import blockscaled
 from b12x.quantization import nvfp4
 
@@ -39,4 +38,3 @@ def run(prepared: Path, seed: int, report: Report) -> None:
                 error = (out.permute(2, 0, 1).double() - reference).abs()
                 within = bool((error <= tolerance(reference, magnitude, k, c_dtype)).all())
                 report.add(f"gemm {m}x{n}x{k}x{batch} {c_dtype}", within)
-    report.set("launches", dict(counters.launches))

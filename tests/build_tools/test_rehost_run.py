@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,10 @@ import pytest
 import torch
 
 import b12x
+from b12x._runtime.pack import Pack, index_bytes, ptx_blob, write_pack
+from b12x.build_tools.rehost import rewrite
 from b12x.gemm.blockscaled import reference
+from b12x.quantization import nvfp4
 from tests.nvfp4_data import golden_quantize, pack
 
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks" / "h200"
@@ -77,7 +81,39 @@ def test_small_section_is_right_and_runs_every_kernel(target, scripts, base_pack
     scripts.small.run(tmp_path, 1, report)
     data = json.loads(out.read_text())
     assert not data["failures"]
-    assert set(data["launches"]) == set(b12x._runtime.pack.Pack.open(base_pack).keys())
+    assert set(data["launches"]) == set(Pack.open(base_pack).keys())
+
+
+@pytest.fixture
+def rewritten_pack(base_pack: Path, tmp_path: Path) -> Path:
+    """The base pack with its PTX rewritten for Hopper, which the emulator can run too."""
+    source = Pack.open(base_pack)
+    entries, blobs = {}, {}
+    for key in source.keys():  # noqa: SIM118
+        artifact = source.get(key)
+        digest, name, data = ptx_blob(rewrite(source.ptx(artifact)).ptx)
+        entries[key], blobs[name] = replace(artifact, ptx=digest, cubins={}), data
+    index = index_bytes(name="rewritten", dsl="", ptxas="", archs=(), manifests={}, entries=entries)
+    write_pack(tmp_path / "rewritten", index, blobs)
+    return tmp_path / "rewritten"
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 72, 384), (70, 136, 256)])
+def test_rewritten_kernels_compute_the_same(target, scripts, generator, rewritten_pack, monkeypatch, m, n, k) -> None:
+    x = torch.randn((m, k), generator=generator).bfloat16()
+    one = torch.ones(1)
+    a = scripts.operands.random_operand(generator, m, k, "grid")
+    b = scripts.operands.random_operand(generator, n, k, "grid")
+    expected = nvfp4.quantize(x, one)
+    product = scripts.agreement._multiply(a.pair, b.pair, one, "float32", (m, n, k, 1))
+    b12x.clear_all_caches()
+    with monkeypatch.context() as patch, b12x.target("emulator", sm_count=2):
+        patch.setenv("B12X_PACK_PATH", str(rewritten_pack))
+        found = nvfp4.quantize(x, one)
+        assert torch.equal(found.packed_a_storage, expected.packed_a_storage)
+        assert torch.equal(found.scale_storage, expected.scale_storage)
+        assert torch.equal(scripts.agreement._multiply(a.pair, b.pair, one, "float32", (m, n, k, 1)), product)
+    b12x.clear_all_caches()
 
 
 def test_ragged_shape_is_judged(target, scripts, generator, tmp_path: Path) -> None:

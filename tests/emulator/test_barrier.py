@@ -96,6 +96,18 @@ def test_a_barrier_waits_for_a_whole_warp() -> None:
         assert np.array_equal(out, np.where(np.arange(64) % 32 < 5, 2, 1))
 
 
+def test_warps_that_exit_do_not_count() -> None:
+    """Warps 0 and 2 wait at barrier 0 when warp 1 ends."""
+    out = aligned(96, np.uint32)
+    code = WARP + "setp.eq.u32 %p1, %r98, 1; @%p1 bra LEAVE; bar.sync 0;" + store("%r99") + "ret;"
+    code += (
+        "LEAVE: mov.b32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 100; @%p2 bra L;" + store("9") + "ret;"
+    )
+    for options in SCHEDULES:
+        run(code, block=96, options=options, out=out)
+    assert np.array_equal(out, np.where(np.arange(96) // 32 == 1, 9, np.arange(96)))
+
+
 @pytest.mark.parametrize(
     ("body", "needle"),
     [
@@ -346,5 +358,9 @@ def test_launches_that_do_not_fit() -> None:
         emulator.launch(program, grid=(3,), block=(64,), cluster=(2,))
     with pytest.raises(emulator.LaunchError, match="takes 0 parameters"):
         emulator.launch(program, grid=(1,), block=(64,), params=[1])
+    small = emulator.parse(kernel("ret;", directives=".maxntid 64, 1, 1"))
+    emulator.launch(small, grid=(1,), block=(16, 4))
+    with pytest.raises(emulator.LaunchError, match="at most"):
+        emulator.launch(small, grid=(1,), block=(16, 5))
     with pytest.raises(emulator.LaunchError, match="no entry"):
         emulator.launch(program, "other", grid=(1,), block=(64,))

@@ -27,6 +27,9 @@ STORE = (
 )
 
 
+FILL = "st.shared.v4.b32 [%r91], {0, 0, 0, 0}; bar.sync 0;"
+
+
 def data(rng: np.random.Generator, size: int = 512) -> Array:
     return aligned(size, np.uint8, rng.integers(0, 256, size))
 
@@ -44,12 +47,33 @@ def test_cp_async(wait: str, options: emulator.Options, rng: np.random.Generator
 
 @pytest.mark.parametrize("wait", ["", "cp.async.commit_group; cp.async.wait_group 1;", "cp.async.wait_group 0;"])
 def test_reading_before_the_wait_is_found(wait: str, rng: np.random.Generator) -> None:
-    """A dropped wait, a wait for too few groups and a missing commit pass when copies are eager."""
+    """A dropped wait, a wait for too few groups and a missing commit pass when copies are eager.
+
+    The destination was written before: the copy itself makes it unreadable.
+    """
     src = data(rng)
-    code = BASE + LOAD + wait + STORE + "cp.async.wait_all; ret;"
+    code = BASE + FILL + LOAD + wait + STORE + "cp.async.wait_all; ret;"
     run(code, module=SHARED, options=EAGER, src=src, out=aligned(512, np.uint8))
     with pytest.raises(emulator.TaintError, match=r"cp.async of PTX line \d+, which has not been waited for"):
         run(code, module=SHARED, options=LATE, src=src, out=aligned(512, np.uint8))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_warps_wait_for_their_own_groups(seed: int, rng: np.random.Generator) -> None:
+    """Four warps with one, two or three groups in flight each, in any order."""
+    src, out = data(rng, 4 * 1536), aligned(4 * 1536, np.uint8)
+    code = THREAD + "shr.u32 %r98, %r99, 5; and.b32 %r98, %r98, 1; mov.b32 %r90, buffer; mov.b32 %r1, 0;"
+    code += "LOOP: mad.lo.u32 %r2, %r1, 128, %r99; mad.lo.u32 %r91, %r2, 16, %r90;" + address("rd1", "src", 16, "%r2")
+    code += "cp.async.cg.shared.global [%r91], [%rd1], 16; cp.async.commit_group;"
+    code += "setp.eq.u32 %p1, %r98, 0; @%p1 bra DEEP; cp.async.wait_group 0; DEEP: add.u32 %r1, %r1, 1;"
+    code += "setp.lt.u32 %p2, %r1, 3; @%p2 bra LOOP; cp.async.wait_group 1; mov.b32 %r1, 0;"
+    code += "STORE: mad.lo.u32 %r2, %r1, 128, %r99; mad.lo.u32 %r91, %r2, 16, %r90;" + address("rd2", "out", 16, "%r2")
+    code += "setp.eq.u32 %p3, %r1, 2; @!%p3 bra COPY; cp.async.wait_group 0;"
+    code += "COPY: ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r91]; st.global.v4.b32 [%rd2], {%r3, %r4, %r5, %r6};"
+    code += "add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 3; @%p2 bra STORE; ret;"
+    options = emulator.Options(schedule="random", seed=seed)
+    run(code, block=128, module=SHARED, options=options, src=src, out=out)
+    assert np.array_equal(src, out)
 
 
 def test_groups_complete_in_order(rng: np.random.Generator) -> None:
@@ -137,7 +161,7 @@ def test_bulk_load(options: emulator.Options, rng: np.random.Generator) -> None:
 
 def test_a_dropped_full_barrier_wait_is_found(rng: np.random.Generator) -> None:
     src = data(rng)
-    code = INIT + BULK + STORE + SPIN + "ret;"
+    code = INIT + FILL + BULK + STORE + SPIN + "ret;"
     run(code, module=SHARED, options=EAGER, src=src, out=aligned(512, np.uint8))
     with pytest.raises(emulator.TaintError, match=r"copy of PTX line \d+, which has not been waited for"):
         run(code, module=SHARED, options=LATE, src=src, out=aligned(512, np.uint8))
@@ -198,6 +222,15 @@ def test_reusing_the_source_of_a_bulk_store_too_early() -> None:
     good = "cp.async.bulk.wait_group.read 0; st.shared.b32 [%r90], 99;"
     run(BASE + BULK_STORE + good + "END: ret;", module=SHARED, options=LATE, out=out)
     assert out[0, 0] == 0
+
+
+def test_bulk_groups_complete_in_order() -> None:
+    """wait_group.read 1 reads the older of two groups and leaves the younger one alone."""
+    out = aligned((2, 32, 4), np.uint32)
+    second = "add.s64 %rd5, %out, 512; cp.async.bulk.global.shared::cta.bulk_group [%rd5], [%r90], 512;"
+    second += "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 1; st.shared.b32 [%r90], 77;"
+    run(BASE + BULK_STORE + second + "cp.async.bulk.wait_group 0; END: ret;", module=SHARED, options=LATE, out=out)
+    assert out[:, 0, 0].tolist() == [0, 77]
 
 
 def test_bulk_store_that_nobody_waits_for() -> None:

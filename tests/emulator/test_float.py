@@ -150,6 +150,20 @@ def test_f64_fma(rng: np.random.Generator) -> None:
     assert any(want)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
+def test_mixed_precision_arithmetic(name: str, dtype: Any, rng: np.random.Generator) -> None:
+    """f32 results from narrow operands: all but the last are widened first."""
+    a, b = (rng.standard_normal(300).astype(dtype) for _ in range(2))
+    c = rng.standard_normal(300).astype(np.float32)
+    bits = [x.view(np.uint16) for x in (a, b)]
+    got = elementwise(f"add.rn.f32.{name} %d, %a, %b;", bits[0], c, out=np.float32)
+    assert np.array_equal(got, a.astype(np.float32) + c)
+    got = elementwise(f"sub.f32.{name} %d, %a, %b;", bits[0], c, out=np.float32)
+    assert np.array_equal(got, a.astype(np.float32) - c)
+    got = elementwise(f"fma.rn.f32.{name} %d, %a, %b, %c;", *bits, c, out=np.float32)
+    assert np.array_equal(got, (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32))
+
+
 def test_packed_f32(rng: np.random.Generator) -> None:
     a, b, c = (rng.standard_normal(128).astype(np.float32) for _ in range(3))
     a, b, c = (x.view(np.uint64) for x in (a, b, c))

@@ -356,6 +356,20 @@ def test_a_batch_keeps_the_order_of_registers_it_overwrites(rng: np.random.Gener
     assert np.allclose(got[1], 2 * once[0], rtol=1e-5, atol=1e-5)
 
 
+def test_inputs_overwritten_after_a_multiply(rng: np.random.Generator) -> None:
+    """Two multiplies of one block, whose shared A is overwritten between them."""
+    a, va = random_codes(rng, "bf16", (16, 16))
+    b, vb = random_codes(rng, "bf16", (8, 16))
+    mma = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    clear = "".join(f"mov.b32 %A{i}, 0;" for i in range(4))
+    got = execute(
+        f"{mma} <D>, <A>, <B>, <C>; {clear} {mma} <C>, <A>, <B>, <C>; mov.b32 %D1, %C0;",
+        {"A": scatter_a(a, 16), "B": scatter_b(b, 16), "C": np.zeros((4, 32), np.float32)},
+    ).view(np.float32)
+    assert np.allclose(got[0], scatter_d(va @ vb.T)[0], rtol=1e-5, atol=1e-5)
+    assert not got[1].any()
+
+
 def test_selectors_must_agree_and_fit() -> None:
     zeros = np.zeros((1, 32), np.uint32)
     operands = {

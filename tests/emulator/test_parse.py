@@ -120,6 +120,12 @@ def test_parameters_are_listed_with_their_offsets() -> None:
     assert entry.reqntid == (64, 2, 1)
 
 
+def test_static_shared_memory_is_counted() -> None:
+    module = ".shared .align 4 .b8 small[5];\n.extern .shared .align 16 .b8 dynamic[];"
+    entry = emulator.parse(kernel(".shared .align 16 .f32 table[3]; ret;", module=module)).entries["k"]
+    assert entry.static_shared == 16 + 12
+
+
 def test_several_entries_and_constant_tables() -> None:
     module = ".const .align 4 .b32 table[4] = {5, 6, 0x7, 8};\n.global .align 4 .b32 counter;"
     body = (

@@ -73,6 +73,14 @@ def test_shfl_with_a_source_per_lane(rng: np.random.Generator) -> None:
     assert np.array_equal(got, x + np.repeat([0, 32], 32).astype(np.uint32))
 
 
+def test_reading_an_inactive_lane_is_undefined() -> None:
+    """Half the warp exchanges within itself; only a read from the other half is refused."""
+    code = "mov.b32 %r2, 0; setp.gt.u32 %p1, %r99, 15; @%p1 bra END; shfl.sync.idx.b32 %r2, %r1, {}, 31, 0xFFFF; END:"
+    assert warp(code.format(3)).tolist() == [3] * 16 + [0] * 16
+    with pytest.raises(emulator.TaintError, match="shfl from an inactive lane"):
+        warp(code.format(20))
+
+
 @pytest.mark.parametrize("threshold", [0, 1, 7, 32])
 def test_votes(threshold: int) -> None:
     yes = threshold > LANES

@@ -10,7 +10,6 @@ would matter, and asynchronous copies take effect as late as PTX allows.
 from .errors import (
     BarrierError,
     Deadlock,
-    Divergence,
     EmulatorError,
     LaunchError,
     Misaligned,
@@ -27,7 +26,6 @@ from .run import Program, launch, parse
 __all__ = [
     "BarrierError",
     "Deadlock",
-    "Divergence",
     "EmulatorError",
     "LaunchError",
     "Misaligned",

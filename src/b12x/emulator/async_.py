@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class ThreadCopies:
     """One cp.async instruction: an entry per active thread."""
 
@@ -38,7 +38,7 @@ class ThreadCopies:
     valid: Array  # source bytes; the rest is filled with zeros
 
 
-@dataclass
+@dataclass(eq=False)
 class ThreadArrive:
     """cp.async.mbarrier.arrive: arrives when the thread's earlier cp.async are done."""
 
@@ -48,7 +48,7 @@ class ThreadArrive:
     counts: Array
 
 
-@dataclass
+@dataclass(eq=False)
 class BulkCopy:
     """A bulk or tensor copy: ``read`` gives the data, ``write`` delivers it, ``barrier`` or ``thread`` waits for it."""
 
@@ -103,7 +103,7 @@ class CopyQueue:
         if not now.any():
             return
         shared = self.cta.shared
-        size, item = copy.size, np.dtype(f"V{copy.size}")
+        size = copy.size
         data = np.zeros((copy.dst.size, size), np.uint8)
         bits = np.zeros((copy.dst.size, size), np.uint8)
         for region, where, offset in copy.src:
@@ -117,7 +117,6 @@ class CopyQueue:
         data[beyond] = 0
         bits[beyond] = 0
         index = copy.dst[now] // size
-        assert item.itemsize == size
         shared.view(np.uint8, size)[index] = data[now]
         shared.view(np.uint8, size, True)[index] = bits[now]
         self.cta.events += 1

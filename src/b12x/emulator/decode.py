@@ -177,7 +177,6 @@ class Code:
     rows: tuple[int, int, int, int]
     constants: dict[int, Any]
     launch_values: dict[int, tuple[str, Any]]
-    shared_static: dict[str, int]
     static_bytes: int
     dynamic_offset: int
     dynamic_align: int
@@ -555,6 +554,7 @@ def decode(entry: Entry, module: dict[str, Variable]) -> Code:
         ops.append(op)
     if not ops:
         raise ParseError(f"entry {entry.name} has no instructions")
+    entry.static_shared = d.static_bytes
     rows = (d.counts[0], d.counts[1], d.counts[2], d.counts[3])
     code = Code(
         entry,
@@ -562,7 +562,6 @@ def decode(entry: Entry, module: dict[str, Variable]) -> Code:
         rows,
         d.constants,
         d.launch_values,
-        d.shared,
         d.static_bytes,
         d.dynamic_offset,
         d.dynamic_align,

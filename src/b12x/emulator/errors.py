@@ -39,13 +39,9 @@ class PendingCopies(EmulatorError):
     """A CTA finished while asynchronous copies still used its shared memory."""
 
 
-class Divergence(EmulatorError):
-    """A warp-wide instruction was executed by a part of its warp."""
-
-
 class BarrierError(EmulatorError):
     """A barrier or mbarrier was used against its rules (too many arrivals, not initialised, wrong count)."""
 
 
 class SharedRace(EmulatorError):
-    """Two warps touch the same shared memory without a barrier between them (raised by access observers)."""
+    """Two warps touch the same shared memory without a barrier between them; for observers of accesses to raise."""

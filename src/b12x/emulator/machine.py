@@ -136,7 +136,7 @@ class Group:
         return f"{text}, thread {(t % bx, t // bx % by, t // (bx * by))}"
 
 
-@dataclass
+@dataclass(eq=False)
 class MBarrier:
     """An mbarrier object (PTX ISA 9.7.13.15): arrivals and bytes that the current phase still waits for."""
 
@@ -154,7 +154,7 @@ class MBarrier:
         return False
 
 
-@dataclass
+@dataclass(eq=False)
 class NamedBarrier:
     """One of the 16 CTA barriers: threads that have arrived, and the fragments that wait."""
 

@@ -136,7 +136,6 @@ class GlobalMemory:
 
     def __init__(self, regions: Sequence[Region], checks: bool) -> None:
         self.regions = [GlobalRegion(r, checks) for r in regions if all(r.shape)]
-        self.checks = checks
 
     def resolve(
         self, g: Group, ins: Instr, addr: Array, size: int, write: bool, site: list[GlobalRegion]
@@ -252,10 +251,3 @@ def check_alignment(g: Group, ins: Instr, addr: Array, size: int) -> None:
     if size > 1 and int(np.bitwise_or.reduce(addr, axis=None)) & (size - 1):
         bad = int(np.argmax((addr & addr.dtype.type(size - 1)) != 0))
         raise Misaligned(f"{g.where(ins, bad)}: address {int(addr.flat[bad]):#x} is not a multiple of {size}")
-
-
-def window_of(addr: Array) -> int:
-    """The window tag (upper byte) shared by a vector of generic addresses, or -1 if they differ."""
-    tags = addr >> np.uint64(56)
-    first = int(tags.flat[0]) if tags.size else 0
-    return first if not (tags != np.uint64(first)).any() else -1

@@ -69,9 +69,19 @@ class Finish:
 
 
 def float_op(d: Decoder, mods: Mods, t: Type, fn: Callable[..., Array], count: int, ufunc: bool = False) -> Op:
+    """A floating-point operation on operands of one type; .f32 with a narrower second type widens all but the last."""
+    narrow = mods.type("f16", "bf16") if t.name == "f32" and mods.left and mods.left[-1] in ("f16", "bf16") else None
     finish = Finish(mods, t)
     operands = d.operands(count + 1)
-    srcs = [d.src(o, t) for o in operands[1:]]
+    srcs = [d.src(o, t) for o in operands[1:]] if narrow is None else []
+    if narrow is not None:
+        same, inner = narrow, fn
+        srcs = [*(d.src(o, narrow) for o in operands[1:-1]), d.src(operands[-1], t)]
+
+        def widened(*args: Array) -> Array:
+            return inner(*(widen(a, same).astype(np.float32) for a in args[:-1]), args[-1])
+
+        return d.alu(d.dst(operands[0], t), srcs, finish.wrap(widened))
     return d.alu(d.dst(operands[0], t), srcs, finish.wrap(fn), ufunc=ufunc and finish.plain)
 
 

@@ -142,6 +142,7 @@ class Entry:
     name: str
     params: tuple[ParamDecl, ...]
     line: int
+    static_shared: int = 0  # bytes of statically declared shared memory
     reqntid: tuple[int, int, int] | None = None
     maxntid: tuple[int, int, int] | None = None
     reqnctapercluster: tuple[int, int, int] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Sequence
@@ -119,6 +120,8 @@ class _Job:
         threads = block[0] * block[1] * block[2]
         if entry.reqntid is not None and entry.reqntid != block:
             raise LaunchError(f"{entry.name} requires blocks of {entry.reqntid}, not {block}")
+        if entry.maxntid is not None and threads > math.prod(entry.maxntid):
+            raise LaunchError(f"{entry.name} takes blocks of at most {entry.maxntid}, not {block}")
         if not 1 <= threads <= 1024:
             raise LaunchError(f"a block of {threads} threads")
         if entry.reqnctapercluster is not None and entry.reqnctapercluster != cluster:

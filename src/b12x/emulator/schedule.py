@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .blocks import steps
 from .decode import Op
 from .errors import BarrierError, Deadlock
-from .machine import Cta, Fragment, Group, NamedBarrier
+from .machine import Cta, Fragment, Group, MBarrier, NamedBarrier
 from .memory import RANK_SHIFT
 from .options import Options, Stats
 
@@ -318,6 +318,10 @@ class Scheduler:
 
     def do_warpsync(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
         """The lanes may arrive at different bar.warp.sync; they leave together."""
+        if g.mask is None:
+            for f in fragments:
+                self.move(g.cta, f, pc + 1)
+            return
         words = op.data.get(g)
         for k, f in enumerate(fragments):
             named = (words[k, int(np.argmax(f.mask))] >> LANES) & np.uint32(1) != 0
@@ -365,49 +369,63 @@ class Scheduler:
     # mbarrier waits
 
     def do_wait(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
+        """Warps whose phases are complete go on; the others are parked until they are, or nothing else can run."""
         cta = g.cta
-        pred, addr, expected, parity = op.data
-        places, values = addr(g), expected.get(g)
+        pred, _, _, parity = op.data
+
+        def done(barrier: MBarrier, v: int) -> bool:
+            return (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v
+
         result = np.zeros((g.n, 32), bool)
-        pass_on = []
-        for k, f in enumerate(fragments):
-            wants = []
-            for a in np.unique(places[k][f.mask]).tolist():
-                owner = cta.peer(g, op.ins, a >> RANK_SHIFT)
-                barrier = owner.mbarriers.get(a & ((1 << RANK_SHIFT) - 1))
-                if barrier is None:
-                    raise BarrierError(f"{g.where(op.ins)}: no initialised mbarrier at shared address {a:#x}")
-                for v in np.unique(values[k][f.mask & (places[k] == a)]).tolist():
-                    lanes = f.mask & (places[k] == a) & (values[k] == v)
-                    wants.append((barrier, v, lanes))
-
-            def done(barrier: Any, v: int) -> bool:
-                result: bool = (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v
-                return result
-
-            for barrier, v, lanes in wants:
-                result[k][lanes] = done(barrier, v)
+        mask = np.zeros((g.n, 32), bool)
+        leaving = []
+        for k, (f, wants) in enumerate(zip(fragments, self.awaited(g, op, fragments), strict=True)):
+            complete = [done(barrier, v) for barrier, v, _ in wants]
             impatient = self.random and not f.tried and self.rng.random() < 0.25
-            if f.timed_out or impatient or bool(result[k][f.mask].all()):
-                pass_on.append((k, f))
+            if f.timed_out or impatient or all(complete):
+                for yes, (_, _, lanes) in zip(complete, wants, strict=True):
+                    result[k][lanes] = yes
+                mask[k] = f.mask
+                leaving.append(f)
                 continue
             f.tried = True
-            f.barriers = [b for b, _, _ in wants]
-            f.ready = lambda wants=wants: all(done(b, v) for b, v, _ in wants)
+            f.barriers = [barrier for barrier, _, _ in wants]
+            f.ready = lambda wants=wants: all(done(barrier, v) for barrier, v, _ in wants)
             self.parked.append((cta, f))
-        if not pass_on:
-            return
-        old = g.mask
-        mask = np.zeros((g.n, 32), bool)
-        for k, f in pass_on:
-            mask[k] = f.mask
-        g.mask = mask
-        pred.put(g, result)
-        if cta.tainted:
-            cta.clear_shadow(g, pred.rid)
-        g.mask = old
-        for _, f in pass_on:
-            self.move(cta, f, pc + 1)
+        if leaving:
+            old, g.mask = g.mask, mask
+            pred.put(g, result)
+            if pred.rid in cta.tainted:
+                cta.clear_shadow(g, pred.rid)
+            g.mask = old
+            for f in leaving:
+                self.move(cta, f, pc + 1)
+
+    def awaited(self, g: Group, op: Op, fragments: list[Fragment]) -> list[list[tuple[MBarrier, int, Array]]]:
+        """For each warp the mbarriers that its lanes name, the phase or parity, and the lanes."""
+        _, addr, expected, _ = op.data
+        places, values = addr(g), expected.get(g)
+        here = g.active()
+        warps, first = np.arange(g.n), np.argmax(here, axis=1)
+        a0, v0 = places[warps, first], values[warps, first]
+        same = (places == a0[:, None]) & (values == v0[:, None])
+        if (same | ~here).all():
+            return [
+                [(self.mbarrier(g, op, a), v, f.mask)]
+                for a, v, f in zip(a0.tolist(), v0.tolist(), fragments, strict=True)
+            ]
+        out = []
+        for k, f in enumerate(fragments):
+            pairs = sorted(set(zip(places[k][f.mask].tolist(), values[k][f.mask].tolist(), strict=True)))
+            out.append([(self.mbarrier(g, op, a), v, f.mask & (places[k] == a) & (values[k] == v)) for a, v in pairs])
+        return out
+
+    def mbarrier(self, g: Group, op: Op, address: int) -> MBarrier:
+        owner = g.cta.peer(g, op.ins, address >> RANK_SHIFT)
+        barrier = owner.mbarriers.get(address & ((1 << RANK_SHIFT) - 1))
+        if barrier is None:
+            raise BarrierError(f"{g.where(op.ins)}: no initialised mbarrier at shared address {address:#x}")
+        return barrier
 
     def wake(self) -> None:
         """Makes parked fragments ready whose condition holds."""

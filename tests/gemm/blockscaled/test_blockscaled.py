@@ -56,14 +56,14 @@ def test_distributions(target, rng, c_dtype, distribution, m, n, k):
     assert buffer[-64:].isnan().all()
 
 
-@pytest.mark.parametrize(("m", "n"), [(64, 64), (129, 132), (200, 100)])
-def test_many_k_steps(target, rng, m, n):
-    """K = 1152 is 9 steps: more than the stages plus one, and no multiple of them, for every tile."""
-    for role in planner.roles(blockscaled.Caps(c_dtype="bfloat16", max_m=m, n=n, k=1152)):
-        stages = role.candidates[0].stages
-        assert stages < 9
-        assert 9 % stages
-    a, b = random_operand(rng, 1, m, 1152, "distinct"), random_operand(rng, 1, n, 1152, "distinct")
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 1408), (50, 70, 1152), (129, 132, 1152), (200, 100, 896)])
+def test_many_k_steps(target, rng, m, n, k):
+    """More K steps than stages plus one, and no multiple of them, so that the ring wraps at another place each time."""
+    caps = blockscaled.Caps(c_dtype="float32", max_m=m, n=n, k=k)
+    stages, steps = planner.spec(caps, planner.choose(m)).stages, k // 128
+    assert steps > stages + 1 or k == 1152
+    assert steps % stages
+    a, b = random_operand(rng, 1, m, k, "distinct"), random_operand(rng, 1, n, k, "distinct")
     out = blockscaled.mm(a.pair, b.pair, c_dtype="float32", **RECIPE)
     check(out, a, b, "float32")
 
@@ -91,17 +91,23 @@ def test_batch_in_one_launch(target, rng):
     check(out, a, b, "float32", alpha.numpy())
 
 
-@pytest.mark.parametrize("m", [16, 80])
-def test_one_hot_rows(target, rng, m):
-    """A one-hot row at every (row % 16, k % 64) reads B back exactly: no fragment, lane or scale is misplaced."""
-    k, n = 128, 72
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_one_hot_rows(target, rng, rows):
+    """A one-hot row at every (row % 16, k % 64), on both tiles, reads B back exactly with a scale of its own.
+
+    So no fragment, lane, nibble or scale is misplaced: any would bring another column's or block's value.
+    """
+    k, n, total = 128, 72, 16 * 64
     b = random_operand(rng, 1, n, k, "distinct")
-    for shift in range(0, k, 16 if m == 16 else 64):
-        codes, scale_bytes = np.zeros((1, m, k), np.uint8), np.full((1, m, k // 16), 0x38, np.uint8)
-        hot = (np.arange(m) * 5 + shift) % k if m > 16 else (np.arange(m) + shift) % k
-        codes[0, np.arange(m), hot] = 2  # 1.0
-        scale_bytes[0, np.arange(m), hot // 16] = 0x30 + np.arange(m) % 16
-        a = operand(codes, scale_bytes, rng)
+    row = np.arange(total)
+    hot = row // 16 % 64 + 64 * (row // 512)
+    codes, scale_bytes = np.zeros((1, total, k), np.uint8), np.full((1, total, k // 16), 0x7E, np.uint8)
+    codes[0, row, hot] = rng.integers(1, 8, total)
+    scale_bytes[0, row, hot // 16] = 0x28 + rng.integers(0, 32, total)
+    assert len({(r % 16, h % 64) for r, h in zip(row.tolist(), hot.tolist(), strict=True)}) == total
+    for first in range(0, total, rows):
+        part = slice(first, first + rows)
+        a = operand(codes[:, part], scale_bytes[:, part], rng)
         out = blockscaled.mm(a.pair, b.pair, c_dtype="float32", **RECIPE)
         np.testing.assert_array_equal(out[:, :, 0].to(torch.float64).numpy(), product(a, b)[0])
 
