@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .SHELLFLAGS := -eu -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format wheel demo clean
+.PHONY: help setup test lint format checks wheel demo clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,7 +15,7 @@ INSTALL := pip install --quiet --no-compile
 GATE_FAILED := 3
 
 # What goes into a wheel.
-SOURCES := $(shell find src kernels build_tools manifests -name '*.py' -o -name '*.toml') pyproject.toml setup.py README.md LICENSE
+SOURCES := $(shell find src kernels build_tools manifests -name '*.py' -o -name '*.toml' -o -name '*.json') pyproject.toml setup.py README.md LICENSE
 
 help:
 	@echo "make setup    virtual environment .venv with pinned tools, the kernel compiler and this package"
@@ -23,6 +23,7 @@ help:
 	@echo "make test     the tests (ARGS='...' goes to pytest)"
 	@echo "make lint     ruff and mypy"
 	@echo "make format   rewrite the code as 'make lint' wants it"
+	@echo "make checks   run the cases of every kernel on the emulator, and record what passed"
 	@echo "make wheel    the default wheel, in dist/"
 	@echo "make clean    remove everything that these commands made"
 
@@ -47,6 +48,10 @@ lint: setup
 format: setup
 	$(DEV) -m ruff check --fix .
 	$(DEV) -m ruff format .
+
+# The records that a wheel's kernels need, in build_tools/checks.json.
+checks: setup
+	$(DEV) -m b12x.build_tools.checks record --target emulator
 
 wheel: setup
 	mkdir -p dist
@@ -81,7 +86,7 @@ demo: .venv-demo/setup.stamp build/control-site/site.stamp
 	@echo 'python -I -c "import cutlass" fails, as it has to'
 	@echo "== sentence embeddings on the prebuilt kernels"
 	@$(DEMO) -m demo.run --json build/demo.json
-	@echo "== negative run: one flipped bit in one weight scale has to fail"
+	@echo "== negative run: one flipped exponent bit of one weight scale has to fail"
 	@status=0; $(DEMO) -m demo.run --flip-scale-byte 1 > build/demo-flip.txt || status=$$?; \
 	grep -E '^(corrupted|FAIL)' build/demo-flip.txt || true; \
 	if test $$status -ne $(GATE_FAILED); then echo "error: exit code $$status, expected $(GATE_FAILED)" >&2; exit 1; fi

@@ -11,6 +11,7 @@ from typing import Any
 
 from b12x._runtime.spec import KernelSpec, spec_from_key
 
+from . import checks
 from .cache import BuildCache, default_folder
 from .compile_one import ArchBuild, CompiledArtifact, assemble
 from .errors import BuildError, BuildFailedError
@@ -24,11 +25,15 @@ ARCHS = ("sm_120a", "sm_121a")
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build. ``cache`` of None means that everything is compiled and nothing is kept."""
+    """How to build. ``cache`` of None means that everything is compiled and nothing is kept.
+
+    ``allow_unchecked`` packs kernels that have no check record; the default is what the environment says.
+    """
 
     archs: tuple[str, ...] = ARCHS
     jobs: int = field(default_factory=default_jobs)
     cache: Path | None = None
+    allow_unchecked: bool = field(default_factory=checks.unchecked_allowed)
 
     def __post_init__(self) -> None:
         if not self.archs or not set(self.archs) <= set(ARCHS):
@@ -68,12 +73,16 @@ class BuildReport:
 def build_pack(manifest: Manifest, folder: Path, options: BuildOptions) -> BuildReport:
     """Compile everything that a manifest reaches and write the pack at ``folder``.
 
-    Raises BuildFailedError, after every kernel was tried, when any of them failed; ``folder`` is then left as it was.
+    Raises BuildFailedError, after every kernel was tried, when any of them failed, and BuildError when one has no check
+    record; ``folder`` is then left as it was.
     """
     started = time.perf_counter()
     report = BuildReport(manifest.name, folder, options.archs)
     artifacts = compile_specs(manifest.specs(), options, report)
-    index, blobs = pack_contents(manifest.name, artifacts, {manifest.path.name: manifest.sha256})
+    records = checks.load()
+    if not options.allow_unchecked:
+        checks.refuse_unchecked(manifest.name, artifacts, records)
+    index, blobs = pack_contents(manifest.name, artifacts, {manifest.path.name: manifest.sha256}, records)
     publish(folder, index, blobs)
     report.bytes = len(index) + sum(len(data) for data in blobs.values())
     report.seconds = time.perf_counter() - started

@@ -6,15 +6,21 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from b12x._runtime.pack import INDEX, Artifact, Cubin, cubin_blob, index_bytes, ptx_blob, write_pack
 
 from .compile_one import CompiledArtifact
 from .errors import BuildError
 
+_NO_RECORDS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
-def pack_entry(artifact: CompiledArtifact) -> tuple[Artifact, dict[str, bytes]]:
-    """The index entry of one artifact, and its blobs by file name."""
+
+def pack_entry(
+    artifact: CompiledArtifact, records: Mapping[str, Mapping[str, Any]]
+) -> tuple[Artifact, dict[str, bytes]]:
+    """The index entry of one artifact, with the checks that ``records`` hold of its PTX, and its blobs by file name."""
     blobs: dict[str, bytes] = {}
     cubins: dict[str, Cubin] = {}
     for arch, data in artifact.cubins.items():
@@ -31,22 +37,27 @@ def pack_entry(artifact: CompiledArtifact) -> tuple[Artifact, dict[str, bytes]]:
         ptx=ptx,
         entry=artifact.entry,
         cubins=cubins,
+        checks=tuple(records.get(ptx, {}).get("checks", ())),
     )
     return entry, blobs
 
 
 def pack_contents(
-    name: str, artifacts: Iterable[CompiledArtifact], manifests: Mapping[str, str]
+    name: str,
+    artifacts: Iterable[CompiledArtifact],
+    manifests: Mapping[str, str],
+    records: Mapping[str, Mapping[str, Any]] = _NO_RECORDS,
 ) -> tuple[bytes, dict[str, bytes]]:
     """The index and the blobs of a pack: the same bytes for the same artifacts, whatever their order.
 
-    ``manifests`` maps the file names of the manifests to their sha256.
+    ``manifests`` maps the file names of the manifests to their sha256, ``records`` the sha256 of PTX to its check
+    record (:mod:`b12x.build_tools.checks`).
     """
     entries: dict[str, Artifact] = {}
     blobs: dict[str, bytes] = {}
     versions: set[tuple[str, str, tuple[str, ...]]] = set()
     for artifact in artifacts:
-        entries[artifact.key], own = pack_entry(artifact)
+        entries[artifact.key], own = pack_entry(artifact, records)
         blobs.update(own)
         versions.add((artifact.dsl, artifact.ptxas, tuple(sorted(artifact.cubins))))
     if len(versions) != 1:

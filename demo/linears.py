@@ -119,25 +119,15 @@ class ReferenceLinear:
         return torch.from_numpy(gemm_reference.matmul(values, self._weights[projection.name])).float()
 
 
-class ReplayLinear:
-    """The reference on the inputs that the kernels had, projection by projection.
+def products_on_equal_inputs(
+    reference: ReferenceLinear, projections: Iterable[Projection], recorded: dict[str, Recorded]
+) -> dict[str, torch.Tensor]:
+    """Each projection's product by the reference, from the input that the kernels had.
 
-    Two correct implementations that quantise on their own may part ways: a last-bit difference in one sum moves some
-    activation across a rounding boundary of E2M1, and 24 such stages in a row amplify that towards the size of the
-    quantisation error itself. (Two runs of this reference that differ only in f32 or f64 sums: 0.990 in the worst
-    sentence.) On equal inputs they must agree, so this backend takes each projection's input from the kernels' run and
-    goes on with its own output.
+    On equal inputs two correct implementations agree on every target, however they sum: nothing is carried from one
+    projection to the next.
     """
-
-    def __init__(self, reference: ReferenceLinear, recorded: dict[str, Recorded]) -> None:
-        self._reference = reference
-        self._recorded = recorded
-        self.products: dict[str, torch.Tensor] = {}
-
-    def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor:
-        product = self._reference.product(projection, self._recorded[projection.name].x)
-        self.products[projection.name] = product
-        return product + projection.bias
+    return {p.name: reference.product(p, recorded[p.name].x) for p in projections}
 
 
 @dataclass(frozen=True)

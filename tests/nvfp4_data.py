@@ -1,4 +1,7 @@
-"""NVFP4 operands for tests, made with ml_dtypes and index arithmetic, never with the library's own code."""
+"""NVFP4 operands for tests, made with ml_dtypes and index arithmetic, never with the library's own code.
+
+Tensors are made on torch's default device, which the ``target`` fixture sets.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +77,8 @@ def operand(codes: np.ndarray, scale_bytes: np.ndarray, rng: np.random.Generator
     values = codes.astype(np.uint8).view(E2M1).astype(np.float64)
     values *= np.repeat(scale_bytes.view(E4M3).astype(np.float64), BLOCK, axis=-1)
     return Operand(
-        torch.from_numpy(pack(codes)).permute(1, 2, 0),
-        torch.from_numpy(swizzle(scale_bytes, pads)),
+        torch.tensor(pack(codes)).permute(1, 2, 0),
+        torch.tensor(swizzle(scale_bytes, pads)),
         values,
     )
 

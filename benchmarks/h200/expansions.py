@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from report import Report
 
-from b12x._runtime import driver
+from b12x._runtime import driver, target
 from b12x.build_tools.rehost.case_data import Words
 from b12x.build_tools.rehost.cases import BLOCK, Case, all_cases, differences
 
@@ -26,8 +26,9 @@ _POISON = 0xDEADBEEF
 def run(prepared: Path, seed: int, report: Report) -> None:
     """Compare all cases; expected results are made meanwhile, in other processes."""
     index: dict[str, dict[str, str]] = json.loads((prepared / "cases" / "index.json").read_text())
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_WORKERS, mp_context=context) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    current = target.current_target("cuda").current()
+    with current, ProcessPoolExecutor(_WORKERS, mp_context=spawn) as pool:
         waiting = [
             (number, case, pool.submit(expected.results, number, seed)) for number, case in enumerate(all_cases())
         ]

@@ -10,15 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sanitizer import MARK
+
 from b12x._runtime import counters
+
+#: Failures that are printed; all are in the JSON.
+_PRINTED = 5
+_PRINTED_CHARACTERS = 300
 
 
 class Report:
     """``entries`` is a list of results, ``failures`` names those that found something wrong or broke, ``launches``
     counts the launches of each kernel so far."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mark: bool = False) -> None:
+        """With ``mark``, each entry's name is printed when it is added."""
         self._path = path
+        self._mark = mark
         self.data: dict[str, Any] = {"entries": [], "failures": []}
         self._write()
 
@@ -26,7 +34,10 @@ class Report:
         self.data["entries"].append({"name": name, "ok": ok, **values})
         if not ok:
             self.data["failures"].append(name)
-            print(f"FAILED {name}: {values}", flush=True)
+            if len(self.data["failures"]) <= _PRINTED:
+                print(f"FAILED {name}: {values}"[:_PRINTED_CHARACTERS], flush=True)
+        if self._mark:
+            print(f"{MARK}{name}", flush=True)
         self._write()
 
     def set(self, name: str, value: Any) -> None:

@@ -251,6 +251,13 @@ def minimum(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float
 
 
 @dsl_user_op
+def maximum(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """f32 maximum; the other operand where one is NaN."""
+    operands = [Float32(a), Float32(b)]
+    return inline_ptx("max.f32 $0, $1, $2;", [Float32], operands, side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def reciprocal(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
     """Correctly rounded 1/a, subnormals kept."""
     return inline_ptx("rcp.rn.f32 $0, $1;", [Float32], [Float32(a)], side_effects=False, loc=loc, ip=ip)[0]

@@ -15,6 +15,7 @@ from b12x.kernels._shared import ptx
 #: 1/6 rounded to f32: the reciprocal of the largest E2M1 magnitude.
 ONE_SIXTH = 0x3E2AAAAB
 E4M3_MAX = 448.0
+LARGEST_F32 = 0x7F7FFFFF
 
 
 def nvfp4_block(
@@ -25,6 +26,7 @@ def nvfp4_block(
     ``words`` holds the values in pairs, ``dtype`` bf16 or f16; ``scale`` is the tensor's global scale G and
     ``inverse_scale`` 1/G. Returns the 16 E2M1 codes in two words and the E4M3 block scale in the low byte of a third:
     ``b = E4M3(min(G * (amax / 6), 448))``, ``q = E2M1(x * (1 / (b * (1/G))))``; all zero where b is 0; no -0 code.
+    A G that is no positive number gives b = 0, and a reciprocal that overflows is the largest f32, so zeros stay zero.
     """
     magnitudes = [w & Uint32(0x7FFF7FFF) for w in words]
     while len(magnitudes) > 1:
@@ -32,11 +34,11 @@ def nvfp4_block(
         magnitudes = [ptx.max_u16x2(magnitudes[i], magnitudes[i + half]) for i in range(half)]
     pair = magnitudes[0]
     low, _ = ptx.unpack_16(ptx.max_u16x2(pair, pair >> 16), dtype)
-    block_scale = ptx.minimum(
-        ptx.multiply(scale, ptx.multiply(low, ptx.float_of(Uint32(ONE_SIXTH)))), Float32(E4M3_MAX)
-    )
-    code = ptx.to_e4m3(block_scale) & Uint32(0xFF)
-    factor = ptx.reciprocal(ptx.multiply(ptx.from_e4m3(code), inverse_scale))
+    product = ptx.multiply(scale, ptx.multiply(low, ptx.float_of(Uint32(ONE_SIXTH))))
+    # maximum() turns NaN into 0; the pad rows of a tile, whose values are zero, get scale 0 for every G.
+    code = ptx.to_e4m3(ptx.minimum(ptx.maximum(product, Float32(0.0)), Float32(E4M3_MAX)))
+    reciprocal = ptx.reciprocal(ptx.multiply(ptx.from_e4m3(code), inverse_scale))
+    factor = ptx.minimum(reciprocal, ptx.float_of(Uint32(LARGEST_F32)))
     packed = []
     for group in range(2):
         values = []

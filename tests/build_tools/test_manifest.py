@@ -108,11 +108,11 @@ def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
         load_manifest(tmp_path / "bytes.toml")
 
 
-@pytest.mark.parametrize("name", ["base", "demo"])
-def test_the_manifests_of_the_repository(name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), [("base", {"verify.mma"}), ("demo", set())])
+def test_the_manifests_of_the_repository(name: str, more: set[str]) -> None:
     manifest = load_manifest(ROOT / "manifests" / f"{name}.toml")
     assert manifest.name == name
-    assert {request.op for request in manifest.requests} == {"gemm.blockscaled", "quantization.nvfp4"}
+    assert {request.op for request in manifest.requests} == {"gemm.blockscaled", "quantization.nvfp4"} | more
 
 
 def test_base_reaches_every_op_dtype_and_role() -> None:
@@ -123,8 +123,9 @@ def test_base_reaches_every_op_dtype_and_role() -> None:
     from b12x.gemm.blockscaled.planner import CHOICE
     from b12x.gemm.blockscaled.spec import C_DTYPES
     from b12x.quantization.nvfp4.spec import DTYPES
+    from b12x.verify.mma.spec import KINDS
 
-    assert len(base) == len(C_DTYPES) * len(CHOICE) + len(DTYPES)
+    assert len(base) == len(C_DTYPES) * len(CHOICE) + len(DTYPES) + len(KINDS)
 
 
 # ---- properties: any layout of the text, any combination of values ----

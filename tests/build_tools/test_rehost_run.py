@@ -23,7 +23,7 @@ from b12x.quantization import nvfp4
 from tests.nvfp4_data import golden_quantize, pack
 
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks" / "h200"
-MODULES = ("agreement", "models", "operands", "report", "run", "small")
+MODULES = ("agreement", "cases", "models", "operands", "report", "run", "small")
 
 
 @pytest.fixture
@@ -82,6 +82,7 @@ def test_small_section_is_right_and_runs_every_kernel(target, scripts, base_pack
     data = json.loads(out.read_text())
     assert not data["failures"]
     assert set(data["launches"]) == set(Pack.open(base_pack).keys())
+    assert {entry["wrong"] for entry in data["entries"]} == {0}
 
 
 @pytest.fixture

@@ -13,11 +13,18 @@ import pytest
 
 from b12x import __version__
 from b12x._runtime.pack import Pack
+from b12x.build_tools.checks import ALLOW_UNCHECKED
 from b12x.build_tools.errors import BuildError
 from b12x.build_tools.setup_hooks import build_packs, platform_tag
 from tests.build_tools.conftest import ROOT
 
 MANIFEST = 'name = "{name}"\n[[op]]\nop = "quantization.nvfp4"\ndtype = "{dtype}"\nm = 1\nk = 64\n'
+
+
+@pytest.fixture(autouse=True)
+def records_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel's kernels have check records."""
+    monkeypatch.delenv(ALLOW_UNCHECKED)
 
 
 def source_tree(folder: Path) -> Path:
@@ -73,6 +80,9 @@ def test_the_wheel(tmp_path: Path) -> None:
         "b12x/kernels/_shared/ptx.py",
         "b12x/kernels/gemm/blockscaled.py",
         "b12x/build_tools/compile_one.py",
+        "b12x/build_tools/checks.json",
+        "b12x/verify/mma/cases.py",
+        "b12x/kernels/verify/mma.py",
         "b12x/packs/one/index.json",
         "b12x/packs/two/index.json",
     ):
@@ -86,6 +96,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     assert [line.split()[1].split(">")[0].split("<")[0] for line in needed] == ["torch", "cuda-python", "numpy"]
     pack = Pack.open(tmp_path / "installed" / "b12x" / "packs" / "one")
     assert list(pack.keys()) == ["quantization.nvfp4:dtype=bfloat16"]
+    assert "emulator" in {check["target"] for check in pack.get("quantization.nvfp4:dtype=bfloat16").checks}
 
     # Built again for one manifest only, over the leftovers and elsewhere: nothing stale, and the same bytes.
     one = {"B12X_BUILD_MANIFESTS": "manifests/one.toml"}

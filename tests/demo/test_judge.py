@@ -12,12 +12,12 @@ from demo import judge
 from demo.encoder import Batch
 from demo.linears import Recorded
 
-GOOD = judge.Row("text", fp32=0.96, reference=1.0, worst_channel=1.0, alone=0.999, neighbour=1, neighbour_fp32=1)
+GOOD = judge.Row("text", fp32=0.96, reference=1.0, worst_channel=1.0, neighbour=1, neighbour_fp32=1)
 COUNTS = judge.Counts(prebuilt=3, resolved=3, compiled=0, launches={"a": 36, "b": 36}, frozen=True)
 
 
 def failed(table, counts=COUNTS):
-    return [gate.name for gate in judge.gates(table, counts) if not gate.passed]
+    return [gate.name for gate in judge.gates(table, counts, exact_sums=True) if not gate.passed]
 
 
 def test_good_run_passes():
@@ -30,12 +30,17 @@ def test_good_run_passes():
     [
         ("reference", "kernels = reference, embeddings"),
         ("worst_channel", "kernels = reference, worst channel"),
-        ("alone", "kernels ~ reference that runs alone"),
         ("fp32", "NVFP4 ~ fp32"),
     ],
 )
 def test_one_bad_sentence_fails(field, gate, value):
     assert failed([GOOD] * 15 + [dataclasses.replace(GOOD, **{field: value})]) == [gate]
+
+
+def test_embeddings_may_drift_where_sums_differ():
+    drifted = [dataclasses.replace(GOOD, reference=0.99)]
+    assert failed(drifted * 16) == ["kernels = reference, embeddings"]
+    assert all(gate.passed for gate in judge.gates(drifted * 16, COUNTS, exact_sums=False))
 
 
 @pytest.mark.parametrize(("moved", "passes"), [(2, True), (3, False)])

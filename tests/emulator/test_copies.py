@@ -14,10 +14,12 @@ from .harness import THREAD, address, aligned, kernel, region, run
 
 Array = np.ndarray[Any, Any]
 SHARED = ".shared .align 1024 .b8 buffer[32768];\n.shared .align 8 .b64 bar[4];"
-LATE, EAGER = emulator.Options(), emulator.Options(copies="eager")
-MODES = [LATE, EAGER, emulator.Options(schedule="random", seed=1)]
+# what late copies show by themselves
+LATE, EAGER = emulator.Options(races=False), emulator.Options(races=False, copies="eager")
+MODES = [emulator.Options(), emulator.Options(copies="eager"), emulator.Options(schedule="random", seed=1)]
 BASE = THREAD + "mov.b32 %r90, buffer; mad.lo.u32 %r91, %r99, 16, %r90; mov.b32 %r80, bar;"
-INIT = BASE + "setp.ne.u32 %p30, %r99, 0; @%p30 bra READY; mbarrier.init.shared.b64 [%r80], 1; READY: bar.sync 0;"
+INIT = BASE + "setp.ne.u32 %p30, %r99, 0; @%p30 bra READY; mbarrier.init.shared.b64 [%r80], 1;"
+INIT += "fence.mbarrier_init.release.cluster; READY: bar.sync 0;"
 SPIN = "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r80], 0; @P bra D; bra W; D: }"
 LOAD = address("rd1", "src", 16) + "cp.async.cg.shared.global [%r91], [%rd1], 16;"
 STORE = (
@@ -88,8 +90,9 @@ def test_groups_complete_in_order(rng: np.random.Generator) -> None:
     first = code + copy.format(0) + copy.format(512)
     run(first + "cp.async.wait_all; ret;", module=SHARED, src=src, out=out)
     assert np.array_equal(src[:1024], out[:1024])
-    with pytest.raises(emulator.TaintError):
-        run(first + copy.format(1024) + "cp.async.wait_all; ret;", module=SHARED, src=src, out=out)
+    for options, error in ((LATE, emulator.TaintError), (MODES[0], emulator.SharedRace)):
+        with pytest.raises(error):
+            run(first + copy.format(1024) + "cp.async.wait_all; ret;", module=SHARED, src=src, out=out, options=options)
 
 
 def test_late_copies_read_their_source_at_the_wait(rng: np.random.Generator) -> None:

@@ -141,6 +141,7 @@ class FakeDriver:
         self.calls: list[tuple[Any, ...]] = []
         self.launches: list[dict[str, Any]] = []
         self.contexts = threading.local()
+        self.functions: dict[int, int] = {}
         self._lock = threading.Lock()
         self._handles = 1000
 
@@ -222,6 +223,7 @@ class FakeDriver:
 
     def cuKernelGetFunction(self, kernel: Any) -> Any:
         handle = self._handle()
+        self.functions[handle] = self._context()
         return self._result("cuKernelGetFunction", int(kernel), self._context(), value=bindings.CUfunction(handle))
 
     def cuTensorMapEncodeTiled(self, *args: Any) -> Any:
@@ -234,8 +236,8 @@ class FakeDriver:
     def cuLaunchKernel(self, function: Any, *args: Any) -> Any:
         grid, block, (smem, stream, params, extra) = args[:3], args[3:6], args[6:]
         assert extra == 0
-        self._launched(function, grid, block, smem, stream, params, {})
-        return self._result("cuLaunchKernel", int(function))
+        self._launched(function, grid, block, smem, int(stream), params, {})
+        return self._launch_result("cuLaunchKernel", function)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, params: int, extra: int) -> Any:
         assert extra == 0
@@ -251,11 +253,23 @@ class FakeDriver:
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         self._launched(function, grid, block, config.sharedMemBytes, int(config.hStream), params, attributes)
-        return self._result("cuLaunchKernelEx", int(function))
+        return self._launch_result("cuLaunchKernelEx", function)
+
+    def _launch_result(self, name: str, function: Any) -> tuple[Any, ...]:
+        """As the driver, refuses to launch where the function's context is not current."""
+        current = self._context()
+        code, *_ = self._result(name, int(function), current)
+        if current == 0:
+            return (bindings.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        if current != self.functions[int(function)]:
+            return (bindings.CUresult.CUDA_ERROR_INVALID_HANDLE,)
+        return (code,)
 
     def _launched(
         self, function: Any, grid: Any, block: Any, smem: int, stream: int, params: int, attributes: dict[str, Any]
     ) -> None:
+        if self._context() != self.functions[int(function)]:
+            return
         pointers = (ctypes.c_uint64 * len(self.param_sizes)).from_address(params)
         with self._lock:
             self.launches.append(

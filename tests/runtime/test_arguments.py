@@ -88,16 +88,47 @@ def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names == ["cuda:3", "cuda:1", "cuda:2", "cuda:1", "cpu", "cpu"]
 
 
+def check_memory(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor], align: int = 1) -> None:
+    named = {**outputs, **inputs}
+    loose: dict[str, Any] = {"dtype": ("uint8", "int16"), "shape": None, "device": "cpu", "strides": checks.ANY}
+    sizes = [checks.layout("toy.copy", name, checks.facts(x), **loose) for name, x in named.items()]
+    arguments = [(name, align) for name in (*named, "one that is optional")]
+    checks.memory("toy.copy", arguments, list(named.values()), sizes, len(outputs))
+
+
 def test_overlap_is_refused_by_name_and_range() -> None:
     storage = torch.zeros(256, dtype=torch.uint8)
-    checks.no_overlap("toy.copy", outputs={"y": storage[:64], "z": storage[64:128]}, inputs={"x": storage[128:]})
-    checks.no_overlap("toy.copy", outputs={"y": storage[64:128]}, inputs={"x": storage[:64], "z": storage[128:]})
-    checks.no_overlap("toy.copy", outputs={"y": storage[:64]}, inputs={"x": storage[10:10]})
-    checks.no_overlap("toy.copy", outputs={}, inputs={"a": storage, "b": storage})
+    check_memory({"y": storage[:64], "z": storage[64:128]}, {"x": storage[128:]})
+    check_memory({"y": storage[64:128]}, {"x": storage[:64], "z": storage[128:]})
+    check_memory({"y": storage[:64]}, {"x": storage[10:10]})
+    check_memory({}, {"a": storage, "b": storage})
     with pytest.raises(ValueError, match=r"output y and x overlap in memory .*separate tensors: pass a copy"):
-        checks.no_overlap("toy.copy", outputs={"y": storage[:65]}, inputs={"x": storage[64:]})
+        check_memory({"y": storage[:65]}, {"x": storage[64:]})
     with pytest.raises(ValueError, match="output y and z overlap"):
-        checks.no_overlap("toy.copy", outputs={"y": storage, "z": storage[255:]}, inputs={})
+        check_memory({"y": storage, "z": storage[255:]}, {})
+
+
+def test_alignment_of_every_argument_is_checked() -> None:
+    storage = torch.zeros(300, dtype=torch.uint8)
+    first = -storage.data_ptr() % 16
+    check_memory({"y": storage[first : first + 64]}, {"x": storage[first + 64 :]}, align=16)
+    for name, y, x in (("y", first + 1, first + 64), ("x", first, first + 66)):
+        with pytest.raises(ValueError, match=rf"{name} starts at an address . bytes past a multiple of 16"):
+            check_memory({"y": storage[y : y + 32]}, {"x": storage[x : x + 32]}, align=16)
+
+
+def test_layout_gives_the_bytes_spanned() -> None:
+    loose: dict[str, Any] = {"dtype": "int16", "shape": None, "device": "cpu", "strides": checks.ANY}
+    x = torch.zeros(7, 9, dtype=torch.int16)
+    for view, size in ((x, 126), (x[:, :4], 6 * 18 + 8), (x.T, 126), (x[:0], 0), (x[2:3, 3:4], 2), (x[0, 0], 2)):
+        assert checks.layout("toy.copy", "x", checks.facts(view), **loose) == size
+
+
+@given(extents=st.lists(st.integers(0, 3), max_size=4), strides=st.lists(st.integers(0, 9), min_size=4, max_size=4))
+def test_contiguous_as_torch_says(extents: list[int], strides: list[int]) -> None:
+    for steps in (strides[: len(extents)], torch.zeros(extents).stride()):
+        x = torch.zeros(200).as_strided(extents, steps)
+        assert checks.contiguous(checks.facts(x)) == x.is_contiguous()
 
 
 @given(
@@ -114,7 +145,7 @@ def test_overlap_agrees_with_the_bytes_spanned(a: tuple[int, ...], b: tuple[int,
 
     (x, x_bytes), (y, y_bytes) = view(*a), view(*b)
     try:
-        checks.no_overlap("toy.copy", outputs={"x": x}, inputs={"y": y})
+        check_memory({"x": x}, {"y": y})
         overlap = False
     except ValueError:
         overlap = True

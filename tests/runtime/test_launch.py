@@ -15,7 +15,6 @@ from cuda.bindings import driver as bindings
 
 import b12x
 from b12x._runtime import counters, cuda_target, resolve
-from b12x._runtime.launch import TensorMapArg
 
 from .fakes import BOTH, FakeDriver, ToySpec, make_artifact, make_pack, role
 
@@ -46,10 +45,12 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+MAPS = {"x": ((128, 200), (256,))}
+
+
 def arguments(**changes: Any) -> dict[str, Any]:
-    x = torch.zeros(200, 128, dtype=torch.bfloat16)
     values = {
-        "x": TensorMapArg(x, dims=(128, 200), strides=(256,)),
+        "x": torch.zeros(200, 128, dtype=torch.bfloat16),
         "y": torch.zeros(64, dtype=torch.uint8),
         "scale": torch.ones(1),
         "m": 200,
@@ -75,12 +76,13 @@ def test_everything_is_loaded_at_plan_time_and_launching_loads_nothing(
         "cuKernelGetFunction",
         "cuCtxPopCurrent",
     ]
-    launch = kernel.prepare(arguments())
+    launch = kernel.prepare(arguments(), MAPS)
     launch.grid = (4, 1, 1)
+    fake.cuCtxPushCurrent(bindings.CUcontext(7000))
     before = len(fake.calls)
     launch.launch()
     launch.launch()
-    assert [c[0] for c in fake.calls[before:] if not c[0].startswith("cuCtx")] == ["cuLaunchKernel"] * 2
+    assert [c[0] for c in fake.calls[before:]] == ["cuLaunchKernel"] * 2, "nothing else in the hot path"
     assert not fake.named("cuLibraryUnload", "cuModuleUnload", "cuDevicePrimaryCtxRelease")
 
 
@@ -102,13 +104,13 @@ def test_parameter_block_holds_each_argument_in_abi_order(
 ) -> None:
     fake = fake_driver()
     args = arguments(alpha=-0.25, m=-3)
-    launch = load(ToySpec()).prepare(args)
+    launch = load(ToySpec()).prepare(args, MAPS)
     launch.grid = (5, 6, 7)
     launch.launch()
     (seen,) = fake.launches
     m, x, y, stride, scale, alpha = seen["params"]
     assert struct.unpack("<i", m) == (-3,)
-    assert struct.unpack("<16Q", x) == tuple(args["x"].tensor.data_ptr() + i for i in range(16))
+    assert struct.unpack("<16Q", x) == tuple(args["x"].data_ptr() + i for i in range(16))
     assert struct.unpack("<Q", y) == (args["y"].data_ptr(),)
     assert struct.unpack("<q", stride) == (1 << 40,)
     assert struct.unpack("<Q", scale) == (args["scale"].data_ptr(),)
@@ -123,7 +125,7 @@ def test_tensor_maps_are_aligned_wherever_the_block_lies(
 ) -> None:
     fake = fake_driver()
     kernel, args = load(ToySpec()), arguments()
-    launches = [kernel.prepare(args) for _ in range(40)]
+    launches = [kernel.prepare(args, MAPS) for _ in range(40)]
     for launch in launches:
         launch.grid = (1, 1, 1)
         launch.launch()
@@ -135,7 +137,7 @@ def test_null_pointer_and_integer_address(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake = fake_driver()
-    launch = load(ToySpec()).prepare(arguments(scale=None, y=0x7F0000000010))
+    launch = load(ToySpec()).prepare(arguments(scale=None, y=0x7F0000000010), MAPS)
     launch.grid = (1, 1, 1)
     launch.launch()
     assert fake.launches[0]["params"][4] == bytes(8)
@@ -146,7 +148,7 @@ def test_set_rewrites_one_scalar_of_the_same_block(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake = fake_driver()
-    launch = load(ToySpec()).prepare(arguments())
+    launch = load(ToySpec()).prepare(arguments(), MAPS)
     launch.grid = (1, 1, 1)
     launch.launch()
     for name, value in (("m", 17), ("stride", -5), ("alpha", 2.0)):
@@ -166,7 +168,7 @@ def test_two_launches_of_one_kernel_have_their_own_blocks(
 ) -> None:
     fake = fake_driver()
     kernel = load(ToySpec())
-    launches = [kernel.prepare(arguments(m=m)) for m in (1, 2)]
+    launches = [kernel.prepare(arguments(m=m), MAPS) for m in (1, 2)]
     for launch in (*launches, *launches):
         launch.grid = (1, 1, 1)
         launch.launch()
@@ -182,7 +184,7 @@ def test_two_launches_of_one_kernel_have_their_own_blocks(
         ({"m": 1.0}, TypeError, ("m is a float", "int32")),
         ({"m": torch.zeros(2)}, TypeError, ("m is a Tensor", "int32")),
         ({"alpha": "1"}, TypeError, ("alpha is a str", "float32")),
-        ({"x": torch.zeros(2)}, TypeError, ("x is a Tensor", "TensorMapArg")),
+        ({"x": 16}, TypeError, ("x is a int", "needed is a tensor")),
         ({"z": 1}, TypeError, ("missing arguments []", "unknown arguments ['z']", "['m', 'x', 'y'")),
     ],
 )
@@ -196,7 +198,7 @@ def test_wrong_arguments_are_named(
     fake_driver()
     kernel = load(ToySpec())
     with pytest.raises(error) as caught:
-        kernel.prepare(arguments(**change))
+        kernel.prepare(arguments(**change), MAPS)
     for word in ("toy.copy", *words):
         assert word in str(caught.value)
 
@@ -210,14 +212,24 @@ def test_missing_argument_is_named(
     args = arguments(**other)
     del args["stride"]
     with pytest.raises(TypeError, match=r"missing arguments \['stride'\]"):
-        kernel.prepare(args)
+        kernel.prepare(args, MAPS)
+
+
+@pytest.mark.parametrize("maps", [{}, {"y": MAPS["x"]}, {**MAPS, "y": MAPS["x"]}])
+def test_maps_are_those_of_the_kernel(
+    fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], maps: dict[str, Any]
+) -> None:
+    fake_driver()
+    kernel = load(ToySpec())
+    with pytest.raises(TypeError, match=r"toy\.copy.*maps has the shapes of .*; needed are those of \['x'\]"):
+        kernel.prepare(arguments(), maps)
 
 
 def test_set_refuses_what_is_no_live_scalar(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake = fake_driver()
-    launch = load(ToySpec()).prepare(arguments())
+    launch = load(ToySpec()).prepare(arguments(), MAPS)
     with pytest.raises(TypeError, match="'y' is no scalar of this kernel; those are stride, m, alpha"):
         launch.set("y", 5)
     with pytest.raises(ValueError, match="m is -2147483649; needed is a value that int32 holds"):
@@ -232,7 +244,7 @@ def test_bad_grids_are_refused(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], grid: tuple[int, int, int]
 ) -> None:
     fake_driver()
-    launch = load(ToySpec(cluster=2)).prepare(arguments())
+    launch = load(ToySpec(cluster=2)).prepare(arguments(), MAPS)
     with pytest.raises(ValueError, match=r"grid is .* multiples of the cluster shape \(2, 1, 1\)"):
         launch.grid = grid
 
@@ -241,7 +253,7 @@ def test_launch_without_a_grid_says_so(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake_driver()
-    launch = load(ToySpec()).prepare(arguments())
+    launch = load(ToySpec()).prepare(arguments(), MAPS)
     with pytest.raises(RuntimeError, match=r"set \.grid before the launch"):
         launch.launch()
 
@@ -250,7 +262,7 @@ def test_stream_is_torchs_current_one_of_the_device_unless_given(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake = fake_driver(capabilities=((12, 0), (12, 0)))
-    launch = load(ToySpec(), ordinal=1).prepare(arguments())
+    launch = load(ToySpec(), ordinal=1).prepare(arguments(), MAPS)
     launch.grid = (1, 1, 1)
     launch.launch()
     assert stream == [1]
@@ -272,7 +284,7 @@ def test_each_device_gets_its_own_function_in_its_own_context(
     assert b"sm_120a" in images[0]
     assert b"sm_121a" in images[1]
     for kernel in kernels:
-        launch = kernel.prepare(arguments())
+        launch = kernel.prepare(arguments(), MAPS)
         launch.grid = (1, 1, 1)
         launch.launch()
     assert [seen["context"] for seen in fake.launches] == [7000, 7001]
@@ -284,12 +296,42 @@ def test_current_context_is_left_alone_when_it_is_the_right_one(
     fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int]
 ) -> None:
     fake = fake_driver()
-    launch = load(ToySpec()).prepare(arguments())
+    launch = load(ToySpec()).prepare(arguments(), MAPS)
     launch.grid = (1, 1, 1)
     fake.cuCtxPushCurrent(bindings.CUcontext(7000))
     before = len(fake.calls)
     launch.launch()
     assert [c[0] for c in fake.calls[before:]] == ["cuLaunchKernel"]
+
+
+@pytest.mark.parametrize("current", [0, 7001, 7777])
+@pytest.mark.parametrize("spec", [ToySpec(), ToySpec(cluster=2)])
+def test_a_launch_finds_its_context_whatever_is_current(
+    fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int], spec: ToySpec, current: int
+) -> None:
+    fake = fake_driver(capabilities=((12, 0), (12, 0)))
+    launch = load(spec).prepare(arguments(), MAPS)
+    launch.grid = (2, 1, 1)
+    if current:
+        fake.cuCtxPushCurrent(bindings.CUcontext(current))
+    launch.launch()
+    launch.launch()
+    assert [seen["context"] for seen in fake.launches] == [7000, 7000]
+    assert int(fake.cuCtxGetCurrent()[1]) == current, "the caller's context is current again"
+    assert counters.launches == {spec.key: 2}, "a refused attempt is not counted"
+
+
+@pytest.mark.parametrize("code", ["CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_CONTEXT"])
+def test_a_context_error_in_the_right_context_is_not_tried_again(
+    fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], stream: list[int], code: str
+) -> None:
+    fake = fake_driver(fail={"cuLaunchKernel": getattr(bindings.CUresult, code)})
+    launch = load(ToySpec()).prepare(arguments(), MAPS)
+    launch.grid = (1, 1, 1)
+    fake.cuCtxPushCurrent(bindings.CUcontext(7000))
+    with pytest.raises(b12x.DriverError, match=code):
+        launch.launch()
+    assert len(fake.named("cuLaunchKernel")) == 1
 
 
 @pytest.mark.parametrize(("smem", "set_to"), [(0, None), (48 * 1024, None), (48 * 1024 + 1, 49153), (101376, 101376)])
@@ -325,7 +367,7 @@ def test_cluster_and_programmatic_launch_go_through_launch_ex(
     attributes: dict[str, Any],
 ) -> None:
     fake = fake_driver()
-    launch = load(spec).prepare(arguments())
+    launch = load(spec).prepare(arguments(), MAPS)
     launch.grid = (8, 2, 1)
     launch.launch()
     launch.set("m", 1)
@@ -346,12 +388,12 @@ def test_tensor_maps_are_encoded_once_per_tensor(
     kernel = load(ToySpec())
     args = arguments()
     for _ in range(3):
-        kernel.prepare(args)
+        kernel.prepare(args, MAPS)
     ((_, *call),) = fake.named("cuTensorMapEncodeTiled")
     assert call == [
         "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
         2,
-        args["x"].tensor.data_ptr(),
+        args["x"].data_ptr(),
         [128, 200],
         [256],
         [64, 32],
@@ -361,26 +403,30 @@ def test_tensor_maps_are_encoded_once_per_tensor(
         "CU_TENSOR_MAP_L2_PROMOTION_NONE",
         "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     ]
-    kernel.prepare({**args, "x": args["x"]._replace(dims=(128, 199))})
+    kernel.prepare(args, {"x": ((128, 199), (256,))})
     assert len(fake.named("cuTensorMapEncodeTiled")) == 2, "other extents are another map"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "shape", "words"),
     [
-        ({"strides": (264,)}, ("strides of (264,) bytes", "multiples of 16", "pad the rows")),
-        ({"dims": (128, 0)}, ("dims (128, 0)", "1 to 2^32")),
-        ({"dims": (128,)}, ("1 dims, 1 strides and a box of 2",)),
-        ({"tensor": torch.zeros(64, dtype=torch.bfloat16)[1:]}, ("address 0x", "multiple of 16")),
+        ({}, ((128, 200), (264,)), ("strides of (264,) bytes", "multiples of 16", "pad the rows")),
+        ({}, ((128, 0), (256,)), ("dims (128, 0)", "1 to 2^32")),
+        ({}, ((128,), (256,)), ("1 dims, 1 strides and a box of 2",)),
+        ({"x": torch.zeros(64, dtype=torch.bfloat16)[1:]}, MAPS["x"], ("address 0x", "multiple of 16")),
     ],
 )
 def test_what_tma_cannot_address_is_refused_before_the_driver_sees_it(
-    fake_driver: Callable[..., FakeDriver], load: Callable[..., Any], change: dict[str, Any], words: tuple[str, ...]
+    fake_driver: Callable[..., FakeDriver],
+    load: Callable[..., Any],
+    change: dict[str, Any],
+    shape: tuple[tuple[int, ...], tuple[int, ...]],
+    words: tuple[str, ...],
 ) -> None:
     fake = fake_driver()
     kernel = load(ToySpec())
     with pytest.raises(ValueError, match="TMA cannot address x") as caught:
-        kernel.prepare(arguments(x=arguments()["x"]._replace(**change)))
+        kernel.prepare(arguments(**change), {"x": shape})
     for word in words:
         assert word in str(caught.value)
     assert not fake.named("cuTensorMapEncodeTiled")
@@ -391,7 +437,7 @@ def test_failed_launch_says_what_was_launched(
 ) -> None:
     fake_driver(fail={"cuLaunchKernel": bindings.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES})
     spec = ToySpec()
-    launch = load(spec).prepare(arguments())
+    launch = load(spec).prepare(arguments(), MAPS)
     launch.grid = (3, 1, 1)
     with pytest.raises(b12x.DriverError) as caught:
         launch.launch()
@@ -405,7 +451,7 @@ def test_launches_are_counted_by_key_also_from_threads(
 ) -> None:
     fake_driver()
     spec, other = ToySpec(), ToySpec(tile=32)
-    launch = load(spec).prepare(arguments())
+    launch = load(spec).prepare(arguments(), MAPS)
     launch.grid = (1, 1, 1)
 
     def work() -> None:
@@ -417,7 +463,7 @@ def test_launches_are_counted_by_key_also_from_threads(
         thread.start()
     for thread in threads:
         thread.join()
-    once = load(other).prepare(arguments())
+    once = load(other).prepare(arguments(), MAPS)
     once.grid = (1, 1, 1)
     once.launch()
     assert counters.launches == {spec.key: 1000, other.key: 1}
@@ -449,7 +495,7 @@ def test_a_launch_keeps_its_tensors_alive(fake_driver: Callable[..., FakeDriver]
     fake_driver()
     args = arguments()
     gone = weakref.ref(args["y"])
-    launch = load(ToySpec()).prepare(args)
+    launch = load(ToySpec()).prepare(args, MAPS)
     del args
     assert gone() is not None
     del launch

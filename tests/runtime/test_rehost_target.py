@@ -12,6 +12,7 @@ import b12x
 from b12x._runtime import cuda_target, packs, resolve, target
 
 from .fakes import FakeDriver, ToySpec, make_pack, role
+from .toolchain import FakeToolchain
 
 REHOST = "rehost:sm_90a"
 
@@ -55,3 +56,21 @@ def test_only_from_its_packs(
         monkeypatch.setenv("B12X_PACK_PATH", str(make_pack(tmp_path / "rehosted", ToySpec(), archs=(REHOST,))))
         packs.clear()
         assert resolve.resolve(role(ToySpec()), chosen, "toy.copy").origin == "pack:toys"
+
+
+def test_nothing_is_compiled_for_it(
+    fake_driver: Callable[..., FakeDriver],
+    install: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_driver(capabilities=((9, 0),))
+    install(make_pack(tmp_path / "plain", ToySpec()))
+    compiler = FakeToolchain()
+    compiler.install(monkeypatch.setattr)
+    with b12x.target(REHOST) as chosen, pytest.raises(b12x.KernelNotFoundError) as caught:
+        resolve.resolve(role(ToySpec()), chosen, "toy.copy")
+    for word in (ToySpec().key, f"needs {REHOST}", "nothing is compiled for it", "b12x.build_tools.rehost PACK"):
+        assert word in str(caught.value)
+    assert compiler.compiled == []
+    assert not (tmp_path / "cache").exists()

@@ -208,11 +208,30 @@ def test_changed_launch_contract_is_another_abi(install: Callable[..., None], tm
         resolve.resolve(role(WiderSpec()), RecordingTarget(), "toy.copy")
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_capture_loads_nothing(install: Callable[..., None], tmp_path: Path, frozen: bool) -> None:
+    install(make_pack(tmp_path / "p", ToySpec()))
+    if frozen:
+        b12x.freeze_kernel_resolution("test")
+    target = RecordingTarget(in_capture=True)
+    with pytest.raises(b12x.KernelNotFoundError) as caught:
+        resolve.resolve(role(ToySpec()), target, "toy.copy")
+    for word in ("toy.copy: ", ToySpec().key, "pack 'toys'", "not loaded on recorder", "before the capture"):
+        assert word in str(caught.value)
+    assert target.loads == []
+    target.in_capture = False
+    assert resolve.resolve(role(ToySpec()), target, "toy.copy").origin == "pack:toys"
+    target.in_capture = True
+    assert resolve.resolve(role(ToySpec()), target, "toy.copy").origin == "memory"
+
+
 def test_capture_allows_what_is_there_but_compiles_nothing(
     install: Callable[..., None], tmp_path: Path, fake_jit: list[str]
 ) -> None:
     install(make_pack(tmp_path / "p", ToySpec()))
-    target = RecordingTarget(in_capture=True)
+    target = RecordingTarget()
+    resolve.resolve(role(ToySpec()), target, "toy.copy")
+    target.in_capture = True
     resolve.resolve(role(ToySpec()), target, "toy.copy")
     with pytest.raises(b12x.KernelNotFoundError) as caught:
         resolve.resolve(role(ToySpec(tile=1)), target, "toy.copy", HINT)

@@ -16,7 +16,6 @@ import b12x
 from b12x._runtime import counters, resolve, target
 from b12x._runtime.abi import Region, TensorMapValue
 from b12x._runtime.emulator_target import EmulatorTarget, _parsed
-from b12x._runtime.launch import TensorMapArg
 
 from .fakes import ToySpec, make_pack, role
 
@@ -104,14 +103,14 @@ def test_values_and_regions_that_the_emulator_gets(
     x = torch.zeros(200, 192, dtype=torch.bfloat16)[:, :128]
     y, scale = torch.zeros(4, 16, dtype=torch.uint8), torch.ones(1)
     args = {
-        "x": TensorMapArg(x, dims=(128, 200), strides=(384,)),
+        "x": x,
         "y": y,
         "scale": scale,
         "m": 7,
         "stride": 1 << 33,
         "alpha": 0.5,
     }
-    launch = kernel.prepare(args)
+    launch = kernel.prepare(args, {"x": ((128, 200), (384,))})
     launch.grid = (4, 1, 1)
     launch.launch()
     (seen,) = emulator.launches
@@ -150,20 +149,19 @@ def test_values_and_regions_that_the_emulator_gets(
 def test_null_pointer_has_no_region(install: Callable[..., None], tmp_path: Path, emulator: RecordingEmulator) -> None:
     install(make_pack(tmp_path / "p", ToySpec()))
     kernel = resolve.resolve(role(ToySpec()), EmulatorTarget(), "toy.copy").loaded
-    x = TensorMapArg(torch.zeros(64, 64, dtype=torch.bfloat16), dims=(64, 64), strides=(128,))
-    y = torch.zeros(4, dtype=torch.uint8)
-    args = {"x": x, "y": y, "scale": None, "m": 1, "stride": 1, "alpha": 1}
-    launch = kernel.prepare(args)
+    y, maps = torch.zeros(4, dtype=torch.uint8), {"x": ((64, 64), (128,))}
+    args = {"x": torch.zeros(64, 64, dtype=torch.bfloat16), "y": y, "scale": None, "m": 1, "stride": 1, "alpha": 1}
+    launch = kernel.prepare(args, maps)
     launch.grid = (1, 1, 1)
     launch.launch()
     assert emulator.launches[0]["params"][4] == 0
     assert [region.name for region in emulator.launches[0]["regions"]] == ["x", "y"]
     with pytest.raises(TypeError, match="y has elements of 4 bytes; needed are those of uint8, 1 bytes"):
-        kernel.prepare({**args, "y": torch.zeros(4)})
+        kernel.prepare({**args, "y": torch.zeros(4)}, maps)
     with pytest.raises(ValueError, match=r"TMA cannot address x: .*strides of"):
-        kernel.prepare({**args, "x": x._replace(strides=(130,))})
+        kernel.prepare(args, {"x": ((64, 64), (130,))})
     with pytest.raises(TypeError, match=r"missing arguments \['x'\]"):
-        kernel.prepare({**{name: value for name, value in args.items() if name != "x"}, "z": 1})
+        kernel.prepare({**{name: value for name, value in args.items() if name != "x"}, "z": 1}, maps)
 
 
 def test_program_is_parsed_once_whatever_the_target(

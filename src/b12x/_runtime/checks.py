@@ -1,16 +1,24 @@
 """Checks of tensor arguments, used by every op's ``bind``.
 
+They run at every bind, so what does not depend on where a tensor lies is apart: :func:`facts` reads it, :func:`layout`
+checks it, and an op remembers the facts that passed (``lru_cache``). Then :func:`memory` checks the addresses. Messages
+are worded on failure only; one says the op, the argument, what was found, what is needed and what to do.
+
 Tensors are recognised by what they can do (``dtype``, ``shape``, ``stride()``, ``device``, ``data_ptr()``), so that
-torch need not be imported. The checks run at every bind: each compares first and words a message only when it fails. A
-message says the op, the argument, what was found, what is needed and what to do.
+torch need not be imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 Extent = int | None
+#: dtype, shape, strides and device of a tensor; for another object None, (), () and the name of its type.
+Facts = tuple[Any, tuple[int, ...], tuple[int, ...], Any]
+
+#: For ``strides``: none is looked at.
+ANY: tuple[Extent, ...] = ()
 
 _dtype_names: dict[Any, str] = {}
 _device_names: dict[Any, str] = {}
@@ -26,12 +34,125 @@ def dtype_name(dtype: Any) -> str:
 
 def device_name(device: Any) -> str:
     """``cpu`` or ``cuda:N``; ``cuda`` without an index is torch's current device."""
+    try:
+        return _device_names[device]
+    except (KeyError, TypeError):
+        pass
     name = f"cuda:{device}" if isinstance(device, int) else str(device)
     if name == "cuda":
         import torch
 
         return f"cuda:{torch.cuda.current_device()}"
-    return "cpu" if name == "cpu:0" else name
+    return _device_names.setdefault(device, "cpu" if name == "cpu:0" else name)
+
+
+def facts(value: Any) -> Facts:
+    """What :func:`layout` checks."""
+    try:
+        return value.dtype, value.shape, value.stride(), value.device
+    except AttributeError:
+        return None, (), (), type(value).__name__
+
+
+def layout(
+    op: str,
+    name: str,
+    found: Facts,
+    *,
+    dtype: str | tuple[str, ...],
+    shape: Sequence[Extent] | None,
+    device: str,
+    strides: Sequence[Extent] | None = None,
+) -> int:
+    """Check what does not depend on where a tensor lies.
+
+    Parameters
+    ----------
+    op, name
+        Qualified name of the op and name of the argument, for messages.
+    found
+        The argument's :func:`facts`.
+    dtype
+        Accepted dtype names, such as ``"bfloat16"``.
+    shape
+        Required extents; None accepts any extent, and None for the whole any shape.
+    device
+        Required device, ``cpu`` or ``cuda:N``.
+    strides
+        Required strides in elements; None accepts any stride, None for the whole means contiguous, and :data:`ANY`
+        accepts all. The stride of an extent of 0 or 1 is not looked at, since nothing is addressed by it.
+
+    Returns
+    -------
+    nbytes
+        Bytes from the first element to the end of the last one, gaps included.
+
+    Raises
+    ------
+    TypeError
+        Not a tensor, or of another dtype.
+    ValueError
+        Wrong shape, strides or device.
+    """
+    kind, extents, steps, place = found
+    if kind is None:
+        raise TypeError(f"{op}: {name} is a {place}; needed is a {_any_of(dtype)} tensor")
+    named = dtype_name(kind)
+    if named not in ((dtype,) if isinstance(dtype, str) else dtype):
+        raise TypeError(f"{op}: {name} has dtype {named}; needed is {_any_of(dtype)}: convert it before the call")
+    if device_name(place) != device:
+        raise ValueError(
+            f"{op}: {name} is on {place}; needed is {device}, the device of the plan: move it or plan for {place}"
+        )
+    if shape is not None and not _agree(extents, shape):
+        raise ValueError(f"{op}: {name} has shape {_text(extents)}; needed is {_text(shape)}")
+    if strides is None:
+        if not contiguous(found):
+            _bad_strides(op, name, found, "contiguous: call .contiguous() before")
+    elif strides is not ANY and not _agree_strides(steps, strides, extents):
+        _bad_strides(op, name, found, f"{_text(strides)}: copy it into a tensor of that layout")
+    if 0 in extents:
+        return 0
+    last = sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
+    return (last + 1) * int(kind.itemsize)
+
+
+def memory(
+    op: str, arguments: Sequence[tuple[str, int]], tensors: Sequence[Any], sizes: Sequence[int], outputs: int
+) -> None:
+    """Check where the tensors of one launch lie: each is aligned, and no output shares memory with another argument.
+
+    Parameters
+    ----------
+    op
+        Qualified name of the op, for messages.
+    arguments
+        Name and required alignment in bytes of each argument, outputs first; there may be more than tensors.
+    tensors, sizes
+        The tensors and what :func:`layout` gave for them.
+    outputs
+        How many of them are written.
+
+    Raises
+    ------
+    ValueError
+        Wrong alignment, or an overlap, naming both arguments.
+    """
+    written: list[tuple[str, int, int]] = []
+    for (name, align), value, size in zip(arguments, tensors, sizes, strict=False):
+        start = value.data_ptr()
+        if start % align:
+            _misaligned(op, name, start, align)
+        end = start + size
+        for output, output_start, output_end in written:
+            if start < output_end and output_start < end:
+                raise ValueError(
+                    f"{op}: output {output} and {name} overlap in memory (bytes {max(start, output_start):#x} to "
+                    f"{min(end, output_end):#x}); needed are separate tensors: pass a copy of one"
+                )
+        if outputs:
+            outputs -= 1
+            written.append((name, start, end))
 
 
 def tensor(
@@ -45,90 +166,27 @@ def tensor(
     strides: Sequence[Extent] | None = None,
     align: int = 16,
 ) -> None:
-    """Check one tensor argument.
-
-    Parameters
-    ----------
-    op, name
-        Qualified name of the op and name of the argument, for messages.
-    value
-        The argument.
-    dtype
-        Accepted dtype names, such as ``"bfloat16"``.
-    shape
-        Required extents; None accepts any extent, and None for the whole any shape.
-    device
-        Required device, ``cpu`` or ``cuda:N``.
-    strides
-        Required strides in elements; None accepts any stride, and None for the whole means contiguous. The stride of an
-        extent of 0 or 1 is not looked at, since nothing is addressed by it.
-    align
-        Required alignment of the first element in bytes.
-
-    Raises
-    ------
-    TypeError
-        Not a tensor, or of another dtype.
-    ValueError
-        Wrong shape, strides, device or alignment.
-    """
-    try:
-        found = dtype_name(value.dtype)
-        extents, place, address = value.shape, value.device, value.data_ptr()
-    except AttributeError:
-        raise TypeError(f"{op}: {name} is a {type(value).__name__}; needed is a {_any_of(dtype)} tensor") from None
-    if found != dtype and found not in ((dtype,) if isinstance(dtype, str) else dtype):
-        raise TypeError(f"{op}: {name} has dtype {found}; needed is {_any_of(dtype)}: convert it before the call")
-    if _device_names.get(place) != device and _device_names.setdefault(place, str(place)) != device:
-        raise ValueError(
-            f"{op}: {name} is on {place}; needed is {device}, the device of the plan: move it or plan for {place}"
-        )
-    if shape is not None and not _agree(extents, shape):
-        raise ValueError(f"{op}: {name} has shape {_text(extents)}; needed is {_text(shape)}")
-    if strides is None:
-        if not value.is_contiguous():
-            _bad_strides(op, name, value, "contiguous: call .contiguous() before")
-    elif not _agree_strides(value.stride(), strides, extents):
-        _bad_strides(op, name, value, f"{_text(strides)}: copy it into a tensor of that layout")
+    """Check one tensor by itself: :func:`layout` and the alignment of its first element in bytes."""
+    layout(op, name, facts(value), dtype=dtype, shape=shape, device=device, strides=strides)
+    address = value.data_ptr()
     if address % align:
-        raise ValueError(
-            f"{op}: {name} starts at an address {address % align} bytes past a multiple of {align}; needed is a "
-            f"multiple of {align}: pass a view that starts at an aligned element, or a copy"
-        )
+        _misaligned(op, name, address, align)
 
 
-def no_overlap(op: str, *, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Check that no output shares memory with another argument.
-
-    The extent of a strided tensor counts as a whole, gaps included. Raises ValueError naming both arguments.
-    """
-    spans = [(name, *_span(value)) for name, value in outputs.items()]
-    written = len(spans)
-    spans += [(name, *_span(value)) for name, value in inputs.items()]
-    for i in range(written):
-        name, start, end = spans[i]
-        for other, other_start, other_end in spans[i + 1 :]:
-            if start < other_end and other_start < end:
-                raise ValueError(
-                    f"{op}: output {name} and {other} overlap in memory (bytes {max(start, other_start):#x} to "
-                    f"{min(end, other_end):#x}); needed are separate tensors: pass a copy of one"
-                )
-
-
-def _span(value: Any) -> tuple[int, int]:
-    """First and one past the last byte, equal when the tensor is empty."""
-    start = value.data_ptr()
-    if value.is_contiguous():
-        return start, start + value.nbytes
-    if not value.numel():
-        return start, start
-    last = sum((extent - 1) * stride for extent, stride in zip(value.shape, value.stride(), strict=True))
-    return start, start + (last + 1) * value.element_size()
+def contiguous(found: Facts) -> bool:
+    """As torch's ``is_contiguous()``."""
+    _, extents, steps, _ = found
+    if 0 in extents:
+        return True
+    needed = 1
+    for extent, step in zip(reversed(extents), reversed(steps), strict=True):
+        if extent != 1 and step != needed:
+            return False
+        needed *= extent
+    return True
 
 
 def _agree(found: Sequence[int], needed: Sequence[Extent]) -> bool:
-    if found == needed:
-        return True
     if len(found) != len(needed):
         return False
     for f, n in zip(found, needed, strict=True):  # noqa: SIM110, a generator costs more than the comparison
@@ -146,9 +204,15 @@ def _agree_strides(found: Sequence[int], needed: Sequence[Extent], extents: Sequ
     return True
 
 
-def _bad_strides(op: str, name: str, value: Any, needed: str) -> NoReturn:
+def _bad_strides(op: str, name: str, found: Facts, needed: str) -> NoReturn:
+    _, extents, steps, _ = found
+    raise ValueError(f"{op}: {name} of shape {_text(extents)} has strides {_text(steps)}; needed is {needed}")
+
+
+def _misaligned(op: str, name: str, address: int, align: int) -> NoReturn:
     raise ValueError(
-        f"{op}: {name} of shape {_text(value.shape)} has strides {_text(value.stride())}; needed is {needed}"
+        f"{op}: {name} starts at an address {address % align} bytes past a multiple of {align}; needed is a "
+        f"multiple of {align}: pass a view that starts at an aligned element, or a copy"
     )
 
 

@@ -10,12 +10,13 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
-from b12x._runtime import counters, driver, packs, tensor_map
+from b12x._runtime import driver, packs, tensor_map
 from b12x._runtime.abi import KernelABI
 from b12x._runtime.errors import DeviceNotSupportedError, DriverError, PackError
-from b12x._runtime.launch import Launch, ParamBlock
+from b12x._runtime.launch import NO_MAPS, Launch, MapShape, ParamBlock
 from b12x._runtime.pack import Artifact, Pack
 from b12x._runtime.spec import KernelSpec
 
@@ -28,6 +29,9 @@ REHOSTS = {"rehost:sm_90a": (9, 0)}
 
 #: Shared memory that a kernel gets without asking for more.
 _DEFAULT_SMEM = 48 * 1024
+
+#: INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED: what a launch gives where another context is current.
+_CONTEXT_ERRORS = (201, 400, 709)
 
 _lock = threading.Lock()
 _targets: dict[tuple[int, str | None], CudaTarget] = {}
@@ -51,6 +55,9 @@ def cuda_target(ordinal: int, rehost: str | None = None) -> CudaTarget:
     DeviceNotSupportedError
         The device's architecture is not among :data:`ARCHS`, or not the one that ``rehost`` needs.
     """
+    known = _targets.get((ordinal, rehost))
+    if known is not None:
+        return known
     with _lock:
         if (ordinal, rehost) not in _targets:
             capability = device_capability(ordinal)
@@ -130,14 +137,18 @@ class CudaTarget:
                     self._functions[key] = self._function(image, artifact.entry, abi, cubin.static_smem, pack)
         return CudaKernel(self, spec, abi, self._functions[key])
 
+    def is_current(self) -> bool:
+        """Whether the device's primary context is the thread's current one."""
+        (context,) = driver.check("cuCtxGetCurrent", driver.ready().cuCtxGetCurrent())
+        return int(context) == self._context_handle
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """The device's primary context is the thread's current one inside."""
-        cu = driver.ready()
-        (context,) = driver.check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
-        if int(context) == self._context_handle:
+        if self.is_current():
             yield
             return
+        cu = driver.ready()
         driver.check("cuCtxPushCurrent", cu.cuCtxPushCurrent(self.context))
         try:
             yield
@@ -176,18 +187,22 @@ class CudaKernel:
         self.key = spec.key
         self.block = ParamBlock(self.key, abi)
         self.extended = abi.launch.cluster != (1, 1, 1) or abi.launch.programmatic_launch
+        self.cu = driver.ready()
+        self.shape = (*abi.launch.block, abi.launch.dynamic_smem)
 
-    def prepare(self, args: Mapping[str, Any]) -> CudaLaunch:
-        return CudaLaunch(self, args)
+    def prepare(self, args: Mapping[str, Any], maps: Mapping[str, MapShape] = NO_MAPS) -> CudaLaunch:
+        return CudaLaunch(self, args, maps)
 
 
 class CudaLaunch(Launch):
     """A kernel with its parameter block, for one device."""
 
-    def __init__(self, kernel: CudaKernel, args: Mapping[str, Any]) -> None:
-        super().__init__(kernel.block, kernel.abi, args)
+    __slots__ = ("_buffer", "_config", "_kernel", "_params", "_skew")
+
+    def __init__(self, kernel: CudaKernel, args: Mapping[str, Any], maps: Mapping[str, MapShape]) -> None:
+        super().__init__(kernel.block, args)
         self._kernel = kernel
-        self._buffer, base, self._skew = kernel.block.fill(args, tensor_map.encode)
+        self._buffer, base, self._skew = kernel.block.fill(args, maps, tensor_map.encode)
         self._params = base + kernel.block.array_at
         self._config = _launch_config(kernel) if kernel.extended else None
 
@@ -204,47 +219,56 @@ class CudaLaunch(Launch):
         self._buffer[at : at + len(data)] = data
 
     def launch(self, stream: Any = None) -> None:
-        cu = driver.ready()
-        target = self._kernel.target
-        raw = raw_stream(stream, target.ordinal)
-        if int(cu.cuCtxGetCurrent()[1]) == target._context_handle:
-            code = self._enqueue(cu, raw)
-        else:
+        handle = _stream(raw_stream(stream, self._kernel.target.ordinal))
+        code = self._enqueue(handle)
+        if code:
+            self._enqueue_elsewhere(handle, code)
+        self._block.count()
+
+    def _enqueue(self, stream: Any) -> Any:
+        kernel, config, grid = self._kernel, self._config, self._grid or self.grid
+        if config is None:
+            return kernel.cu.cuLaunchKernel(kernel.function, *grid, *kernel.shape, stream, self._params, 0)[0]
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.hStream = stream
+        return kernel.cu.cuLaunchKernelEx(config, kernel.function, self._params, 0)[0]
+
+    def _enqueue_elsewhere(self, stream: Any, code: Any) -> None:
+        """After a refused launch: once more in the device's context, where that was not the thread's current one.
+
+        Asking which context is current before every launch costs time, and remembering it is not safe, since other code
+        may change it between launches. The driver looks anyway: a function belongs to the context it was loaded into,
+        and where another one or none is current, a launch runs in the function's own or is refused.
+        """
+        target, contract = self._kernel.target, self._block.contract
+        if int(code) in _CONTEXT_ERRORS and not target.is_current():
             with target.current():
-                code = self._enqueue(cu, raw)
-        if code != 0:
-            contract = self._contract
+                code = self._enqueue(stream)
+        if code:
             raise DriverError(
                 f"launch of {self._kernel.key} on {target.name} failed: {driver.error_text(code)}; grid {self.grid}, "
                 f"block {contract.block}, cluster {contract.cluster}, {contract.dynamic_smem} bytes of dynamic shared "
                 "memory"
             )
-        counters.count_launch(self._kernel.key)
-
-    def _enqueue(self, cu: Any, stream: int) -> Any:
-        function = self._kernel.function
-        grid = self.grid
-        config = self._config
-        if config is None:
-            contract = self._contract
-            return cu.cuLaunchKernel(function, *grid, *contract.block, contract.dynamic_smem, stream, self._params, 0)[
-                0
-            ]
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.hStream = stream
-        return cu.cuLaunchKernelEx(config, function, self._params, 0)[0]
 
 
 def raw_stream(stream: Any, ordinal: int) -> int:
     """The raw handle of a stream argument; None is torch's current stream on the device, not the legacy default."""
     global _current_raw_stream
-    if stream is None:
-        if _current_raw_stream is None:
-            import torch
+    if stream is not None:
+        return int(getattr(stream, "cuda_stream", stream))
+    if _current_raw_stream is None:
+        import torch
 
-            _current_raw_stream = torch._C._cuda_getCurrentRawStream  # 0.2 us, where current_stream() takes 8
-        return int(_current_raw_stream(ordinal))
-    return int(getattr(stream, "cuda_stream", stream))
+        _current_raw_stream = torch._C._cuda_getCurrentRawStream  # 0.2 us, where current_stream() takes 8
+    raw: int = _current_raw_stream(ordinal)
+    return raw
+
+
+@lru_cache(maxsize=1024)
+def _stream(raw: int) -> Any:
+    """cuda-python would make this object at every launch."""
+    return driver.ready().CUstream(raw)
 
 
 def _launch_config(kernel: CudaKernel) -> Any:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from b12x._runtime import counters, tensor_map
+from b12x._runtime import tensor_map
 from b12x._runtime.abi import ITEMSIZE, Access, ArgumentValue, KernelABI, Pointer, Region, TensorMap
-from b12x._runtime.launch import Launch, ParamBlock
+from b12x._runtime.launch import NO_MAPS, Launch, MapShape, ParamBlock
 from b12x._runtime.pack import Artifact, Pack
 from b12x._runtime.spec import KernelSpec
 
@@ -47,23 +47,25 @@ class EmulatorKernel:
         self.program = program
         self.block = ParamBlock(spec.key, abi)
 
-    def prepare(self, args: Mapping[str, Any]) -> EmulatorLaunch:
-        return EmulatorLaunch(self, args)
+    def prepare(self, args: Mapping[str, Any], maps: Mapping[str, MapShape] = NO_MAPS) -> EmulatorLaunch:
+        return EmulatorLaunch(self, args, maps)
 
 
 class EmulatorLaunch(Launch):
     """A kernel with its arguments and the regions that it may touch."""
 
-    def __init__(self, kernel: EmulatorKernel, args: Mapping[str, Any]) -> None:
-        super().__init__(kernel.block, kernel.abi, args)
+    __slots__ = ("_kernel", "_regions", "_values")
+
+    def __init__(self, kernel: EmulatorKernel, args: Mapping[str, Any], maps: Mapping[str, MapShape]) -> None:
+        super().__init__(kernel.block, args)
         self._kernel = kernel
         block = kernel.block
         names = [*(name for name, _ in block.pointers), *block.scalars]
         values: dict[str, ArgumentValue] = dict(zip(names, block.read(args), strict=True))
         for name in block.scalars:
             block.check_scalar(name, values[name])
-        for fixed in block.maps:
-            values[fixed[0]] = tensor_map.describe(block.key, *fixed, *block.map_data(fixed[0], args))
+        described = block.read_maps(args, maps, tensor_map.describe)
+        values.update({name: value for (_, name, *_), value in zip(block.maps, described, strict=True)})
         self._values = values
         self._regions = _regions(kernel.abi, block.key, args)
 
@@ -74,7 +76,7 @@ class EmulatorLaunch(Launch):
     def launch(self, stream: Any = None) -> None:
         from b12x import emulator
 
-        kernel, contract = self._kernel, self._contract
+        kernel, contract = self._kernel, self._block.contract
         emulator.launch(
             kernel.program,
             kernel.entry,
@@ -86,16 +88,14 @@ class EmulatorLaunch(Launch):
             regions=self._regions,
             options=kernel.target.options,
         )
-        counters.count_launch(self._block.key)
+        self._block.count()
 
 
 def _regions(abi: KernelABI, key: str, args: Mapping[str, Any]) -> list[Region]:
     regions: list[Region] = []
     for p in abi.params:
-        if isinstance(p, Pointer) and hasattr(args[p.name], "data_ptr"):
+        if isinstance(p, (Pointer, TensorMap)) and hasattr(args[p.name], "data_ptr"):
             regions.append(_region(key, p.name, p.dtype, p.access, args[p.name]))
-        elif isinstance(p, TensorMap):
-            regions.append(_region(key, p.name, p.dtype, p.access, args[p.name].tensor))
     return regions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class KernelNotFoundError(RuntimeError):
-    """No pack holds a kernel that a plan needs, and it cannot be compiled here."""
+    """No pack holds a kernel that a plan needs and it cannot be compiled here; or graph capture forbids to load it."""
 
 
 class KernelResolutionFrozenError(RuntimeError):

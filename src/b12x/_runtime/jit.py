@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from b12x import __version__
 from b12x._runtime import env
+from b12x._runtime.cuda_target import REHOSTS
 from b12x._runtime.errors import KernelNotFoundError, PackError
 from b12x._runtime.pack import Artifact, Pack, UnsavedPack, write_pack
 from b12x._runtime.spec import KernelSpec
@@ -67,8 +68,14 @@ def obtain(spec: KernelSpec, arch: str, missed: str) -> tuple[Artifact, Pack, st
     Raises
     ------
     KernelNotFoundError
-        The DSL is missing or of another version, or the kernel does not compile.
+        The DSL is missing or of another version, the kernel does not compile, or ``arch`` is not a compiler's.
     """
+    if arch in REHOSTS:
+        raise KernelNotFoundError(
+            f"{missed}\n  target {arch} takes kernels only from packs made for it, nothing is compiled for it: rehost "
+            "a pack that holds the kernel, `python -m b12x.build_tools.rehost PACK -o FOLDER`, then put FOLDER on "
+            "B12X_PACK_PATH"
+        )
     problem = unavailable()
     if problem is not None:
         raise KernelNotFoundError(f"{missed}\n  compiling it here: {problem}; or build a pack as above")

@@ -9,27 +9,24 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from functools import lru_cache
+from typing import Any, NoReturn, Protocol
 
+from b12x._runtime import counters
 from b12x._runtime.abi import Dim3, KernelABI, Pointer, Scalar, TensorMap
 from b12x._runtime.pack import Artifact, Pack
 from b12x._runtime.spec import KernelSpec
 
 _FORMAT = {"int32": "i", "int64": "q", "float32": "f"}
+_NUMBERS = (int, float)
 _MAP_BYTES = 128
 _MAP_ALIGN = 64
 
 
-class TensorMapArg(NamedTuple):
-    """The argument of a ``TensorMap`` parameter: the tensor it covers.
-
-    ``dims`` are in elements of the map's dtype and ``strides`` in bytes, innermost first; the innermost dimension is
-    dense, so ``strides`` has one entry less. Box, dtype and swizzle come from the spec.
-    """
-
-    tensor: Any
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
+#: How a tensor map covers its tensor: dims in elements of the map's dtype and strides in bytes, innermost first. The
+#: innermost dimension is dense, so there is one stride less. Box, dtype and swizzle come from the spec.
+MapShape = tuple[tuple[int, ...], tuple[int, ...]]
+NO_MAPS: Mapping[str, MapShape] = {}
 
 
 class Target(Protocol):
@@ -70,12 +67,12 @@ class LoadedKernel(Protocol):
     def spec(self) -> KernelSpec:
         """The spec it was compiled from."""
 
-    def prepare(self, args: Mapping[str, Any]) -> Launch:
+    def prepare(self, args: Mapping[str, Any], maps: Mapping[str, MapShape] = NO_MAPS) -> Launch:
         """Bind arguments, by parameter name, in any order, all of them.
 
         A pointer takes a tensor, an integer address or None (null); a scalar takes a number; a tensor map takes a
-        :class:`TensorMapArg`. Raises TypeError for a missing, unknown or wrong kind of argument and ValueError for a
-        misaligned address or a value out of range.
+        tensor, and its shape is in ``maps``. Raises TypeError for a missing, unknown or wrong kind of argument and
+        ValueError for a misaligned address or a value out of range.
         """
 
 
@@ -88,14 +85,16 @@ class ParamBlock:
 
     def __init__(self, key: str, abi: KernelABI) -> None:
         self.key = key
+        self.count = counters.launch_counter(key)
+        self.contract = abi.launch
         self.params = abi.params
-        self.maps = tuple((p.name, p.dtype, p.box, p.swizzle) for p in abi.params if isinstance(p, TensorMap))
+        self.maps = tuple((key, p.name, p.dtype, p.box, p.swizzle) for p in abi.params if isinstance(p, TensorMap))
         self.pointers = tuple((p.name, p.align) for p in abi.params if isinstance(p, Pointer))
         scalars = sorted((p for p in abi.params if isinstance(p, Scalar)), key=lambda p: p.dtype != "int64")
         self.scalars = {p.name: struct.Struct(_FORMAT[p.dtype]) for p in scalars}
         offsets: dict[str, int] = {}
         cursor = 0
-        for name, *_ in self.maps:
+        for _, name, *_ in self.maps:
             offsets[name], cursor = cursor, cursor + _MAP_BYTES
         for name, _ in self.pointers:
             offsets[name], cursor = cursor, cursor + 8
@@ -104,10 +103,13 @@ class ParamBlock:
         self.offsets = offsets
         self._order = [offsets[p.name] for p in abi.params]
         forms = ["128s"] * len(self.maps) + ["Q"] * len(self.pointers) + [_FORMAT[p.dtype] for p in scalars]
-        self._values = struct.Struct("=" + "".join(forms))
         self._array = struct.Struct(f"={len(abi.params)}Q")
         self.array_at = -(-cursor // 8) * 8
-        self._type = ctypes.c_char * (self.array_at + self._array.size + _MAP_ALIGN)
+        pad = f"{self.array_at - cursor}x{self._array.size}s"
+        self._values = struct.Struct("=" + "".join([*forms, pad]))
+        self._type = ctypes.c_char * (self._values.size + _MAP_ALIGN)
+        #: By the address of a block, since freed blocks' places are used again.
+        self._pointers = lru_cache(maxsize=1024)(self._pointers_at)
 
     def read(self, args: Mapping[str, Any]) -> list[Any]:
         """Addresses, then scalars, in the order of the block, checked."""
@@ -129,7 +131,7 @@ class ParamBlock:
                 values.append(value)
             for name in self.scalars:
                 value = args[name]
-                if not isinstance(value, (int, float)):  # a tensor would answer too, by a copy from the device
+                if type(value) not in _NUMBERS:  # a tensor would answer too, by a copy from the device
                     self.check_scalar(name, value)
                 values.append(value)
         except KeyError:
@@ -139,34 +141,46 @@ class ParamBlock:
             raise TypeError(f"{self.key}: {name} is a {found}; needed is a tensor, an address or None") from None
         return values
 
-    def fill(self, args: Mapping[str, Any], encode: Any) -> tuple[Any, int, int]:
+    def fill(self, args: Mapping[str, Any], maps: Mapping[str, MapShape], encode: Any) -> tuple[Any, int, int]:
         """A buffer with the parameter block in it, the address where the block starts, and its offset in the buffer.
 
         ``encode`` is :func:`b12x._runtime.tensor_map.encode`.
         """
-        values = [encode(self.key, *fixed, *self.map_data(fixed[0], args)) for fixed in self.maps]
+        values = self.read_maps(args, maps, encode)
         values += self.read(args)
         buffer = self._type()
         address = ctypes.addressof(buffer)
-        base = -(-address // _MAP_ALIGN) * _MAP_ALIGN
-        skew = base - address
+        skew = -address % _MAP_ALIGN
+        base = address + skew
         try:
-            self._values.pack_into(buffer, skew, *values)
+            self._values.pack_into(buffer, skew, *values, self._pointers(base))
         except (struct.error, OverflowError):
             for name in self.scalars:
                 self.check_scalar(name, args[name])
             raise
-        self._array.pack_into(buffer, skew + self.array_at, *[base + offset for offset in self._order])
         return buffer, base, skew
 
-    def map_data(self, name: str, args: Mapping[str, Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Address, dims and strides of a tensor map's argument."""
-        argument = args.get(name)
-        if isinstance(argument, TensorMapArg):
-            return argument.tensor.data_ptr(), argument.dims, argument.strides
-        if name not in args:
-            self._wrong_names(args)
-        raise TypeError(f"{self.key}: {name} is a {type(argument).__name__}; needed is a TensorMapArg")
+    def read_maps(self, args: Mapping[str, Any], maps: Mapping[str, MapShape], make: Any) -> list[Any]:
+        """What ``make``, a function of :mod:`b12x._runtime.tensor_map`, gives for each tensor map."""
+        if len(maps) != len(self.maps):
+            self._wrong_maps(maps)
+        made = []
+        for fixed in self.maps:
+            name = fixed[1]
+            try:
+                dims, strides = maps[name]
+                address = args[name].data_ptr()
+            except KeyError:
+                self._wrong_maps(maps)
+                self._wrong_names(args)
+            except AttributeError:
+                found = type(args[name]).__name__
+                raise TypeError(f"{self.key}: {name} is a {found}; needed is a tensor") from None
+            made.append(make(*fixed, address, dims, strides))
+        return made
+
+    def _pointers_at(self, base: int) -> bytes:
+        return self._array.pack(*[base + offset for offset in self._order])
 
     def check_scalar(self, name: str, value: Any) -> None:
         """Raise for a name that is no scalar of the kernel (TypeError) or a value that it cannot hold."""
@@ -183,6 +197,12 @@ class ParamBlock:
         except (struct.error, OverflowError):
             raise ValueError(f"{self.key}: {name} is {value}; needed is a value that {dtype} holds") from None
 
+    def _wrong_maps(self, maps: Mapping[str, MapShape]) -> None:
+        """Raise if ``maps`` does not have exactly the tensor maps' names."""
+        needed = [name for _, name, *_ in self.maps]
+        if sorted(maps) != sorted(needed):
+            raise TypeError(f"{self.key}: maps has the shapes of {sorted(maps)}; needed are those of {needed}")
+
     def _wrong_names(self, args: Mapping[str, Any]) -> NoReturn:
         needed = [p.name for p in self.params]
         missing = [name for name in needed if name not in args]
@@ -196,9 +216,10 @@ class Launch:
     It holds on to the arguments, so their memory stays valid while it lives.
     """
 
-    def __init__(self, block: ParamBlock, abi: KernelABI, args: Mapping[str, Any]) -> None:
+    __slots__ = ("_args", "_block", "_grid")
+
+    def __init__(self, block: ParamBlock, args: Mapping[str, Any]) -> None:
         self._block = block
-        self._contract = abi.launch
         self._args = args
         self._grid: Dim3 | None = None
 
@@ -212,8 +233,8 @@ class Launch:
     @grid.setter
     def grid(self, value: Dim3) -> None:
         x, y, z = value
-        cluster = self._contract.cluster
-        if x < 1 or not 1 <= y <= 65535 or not 1 <= z <= 65535 or x % cluster[0] or y % cluster[1] or z % cluster[2]:
+        cluster_x, cluster_y, cluster_z = cluster = self._block.contract.cluster
+        if x < 1 or not 1 <= y <= 65535 or not 1 <= z <= 65535 or x % cluster_x or y % cluster_y or z % cluster_z:
             raise ValueError(
                 f"{self._block.key}: grid is {value}; needed are positive multiples of the cluster shape {cluster}, at "
                 "most 65535 in y and z"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(names[name], package)
-        return module if names[name] == f".{name}" else getattr(module, name)
+        value = module if names[name] == f".{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)  # this function is not asked again: its time is that of a launch
+        return value
 
     return load

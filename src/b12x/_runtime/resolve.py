@@ -58,7 +58,8 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
     KernelResolutionFrozenError
         No candidate is in memory or in a pack, and resolution is frozen.
     KernelNotFoundError
-        The same while it is not frozen, but it cannot be compiled here.
+        The same while it is not frozen, but it cannot be compiled here; or the current stream is being captured, and
+        the kernel is not in memory.
     PackError
         A pack is damaged, or was made by another version or for another ABI.
     """
@@ -73,6 +74,11 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
             found = find(spec, target, notes)
             if found is not None:
                 artifact, pack = found
+                if target.capturing():
+                    raise KernelNotFoundError(
+                        f"{op}: {spec.key} is in pack {pack.name!r} but not loaded on {target.name}, and nothing is "
+                        "loaded during CUDA-graph capture: plan, or call the one-shot once, before the capture"
+                    )
                 _memory[target, spec.key] = target.load(artifact, pack, spec)
                 return _resolved(role, target, spec, f"pack:{pack.name}")
         hint = manifest_hint() if callable(manifest_hint) else manifest_hint

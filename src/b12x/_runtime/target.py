@@ -104,6 +104,11 @@ def is_supported(device: Any = None) -> bool:
         return False
 
 
+def emulator_chosen() -> bool:
+    """Whether plans for device ``cpu`` have a target now."""
+    return _emulator() is not None
+
+
 def _rehost() -> str | None:
     chosen = _chosen.get()
     return chosen if isinstance(chosen, str) else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import b12x
-from b12x.cli import doctor, kernels
+from b12x.cli import doctor, kernels, verify
 from b12x.cli.output import CommandError, table
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except CommandError as error:
-        if "--json" in arguments:
+        if "--json" in arguments and arguments[0] != "verify":  # where it names a file
             print(json.dumps({"error": str(error)}))
         else:
             print(f"b12x: {error}", file=sys.stderr)
@@ -61,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--arch", help="architecture of the machine code; default: the first there is")
     command.set_defaults(run=kernels.run_show)
     _json(command)
+
+    command = commands.add_parser("verify", help="run every kernel of the installed packs against its reference")
+    command.set_defaults(run=verify.run)
+    verify.add_arguments(command)
 
     # Its arguments are those of the build tools, which are imported only for this command.
     commands.add_parser("build", help="compile manifests into packs (needs the extra: b12x[jit])", add_help=False)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .decode import TYPES, Decoder, Source
 from .errors import OutOfBounds, TaintError
 from .machine import Cta, Group
-from .memory import PARAM_WINDOW, RANK_SHIFT, GlobalRegion, Space, check_alignment
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, GlobalRegion, Space, check_alignment
 from .parse import Address, Instr, Operand, Reg
 
 Array = NDArray[Any]
@@ -46,12 +46,16 @@ def expand(g: Group, values: Array) -> Array:
 class Access:
     """One memory instruction's way to its data: state space, width and the last tensor it met."""
 
-    def __init__(self, ins: Instr, space: str, size: int, write: bool) -> None:
+    def __init__(
+        self, ins: Instr, space: str, size: int, write: bool, strong: bool = False, atomic: bool = False
+    ) -> None:
         self.ins = ins
         self.space = space
         self.size = size
         self.shift = size.bit_length() - 1
         self.write = write
+        self.strong = strong
+        self.atomic = atomic
         self.site: list[GlobalRegion] = []
 
     def spaces(self, g: Group, addr: Array) -> Iterator[tuple[Space, Array | None, Array, Cta | None]]:
@@ -62,6 +66,8 @@ class Access:
             yield g.cta.shared, None, g.cta.shared.offsets(g, ins, addr, size), g.cta
         elif self.space == "shared::cluster":
             yield from self._cluster(g, addr)
+        elif self.space == "local":
+            yield self._local(g, addr, None)
         elif self.space in ("param", "param::entry"):
             yield from self._param(g, addr)
         else:
@@ -80,6 +86,18 @@ class Access:
             cta = g.cta.peer(g, self.ins, int(rank))
             yield cta.shared, where, cta.shared.offsets(g, self.ins, low[where], self.size), cta
 
+    def _local(self, g: Group, addr: Array, where: Array | None) -> tuple[Space, Array | None, Array, Cta | None]:
+        """Each thread has a part of its own."""
+        size = g.cta.code.local_bytes
+        offset = (addr & np.uint64(LOCAL_WINDOW // 3 - 1)).astype(np.int64)
+        if offset.size and int(offset.max()) + self.size > size:
+            bad = int(np.argmax(offset + self.size > size))
+            position = bad if where is None else int(where[bad])
+            raise OutOfBounds(f"{g.where(self.ins, position)}: access outside the {size} bytes of local memory")
+        threads = np.add.outer(np.array(g.warps) * 32, np.arange(32))
+        mine = g.pick(threads) if where is None else g.pick(threads)[where]
+        return g.cta.local, where, mine * size + offset, None
+
     def _param(self, g: Group, addr: Array) -> Iterator[tuple[Space, Array | None, Array, Cta | None]]:
         offset = (addr & np.uint64(PARAM_WINDOW - 1)).astype(np.int64)
         if self.write or (offset.size and int(offset.max()) + self.size > g.cta.params.buf.size):
@@ -89,9 +107,13 @@ class Access:
     def _generic(self, g: Group, addr: Array, tags: Array) -> Iterator[tuple[Space, Array | None, Array, Cta | None]]:
         for tag in np.unique(tags):
             where = np.flatnonzero(tags == tag)
+            if tag == LOCAL_WINDOW >> 56:
+                yield self._local(g, addr[where], where)
+                continue
             inner = Access(
-                self.ins, {0: "global", 1: "shared::cluster", 2: "param"}.get(int(tag), "?"), self.size, self.write
-            )
+                self.ins, {0: "global", 1: "shared::cluster", 2: "param"}.get(int(tag), "?"), self.size, self.write,
+                self.strong,
+            )  # fmt: skip
             part = addr[where]
             if inner.space == "?":
                 raise OutOfBounds(f"{g.where(self.ins, int(where[0]))}: {int(part[0]):#x} is in no state space")
@@ -105,6 +127,8 @@ class Access:
         out: Array | None = None
         bits: Array | None = None
         origin = ""
+        if self.strong and not self.write:
+            g.cta.polls[g.slice] += 1
         for space, where, offset, cta in self.spaces(g, addr):
             index = offset >> self.shift
             data = space.units(self.size).take(index, axis=0)
@@ -116,8 +140,13 @@ class Access:
                 elif not origin:
                     at = np.flatnonzero(shadow.view(np.uint8))[0] // self.size
                     origin = describe(space, int(offset[at]), self.size, cta)
-            if cta is not None and cta.observer is not None:
-                cta.observer(g, self.ins, offset, self.size, False, "generic")
+            races = g.cta.races
+            if races is not None and cta is not None and not self.strong:
+                races.read(g, self.ins, cta, offset, self.size, where)
+            elif races is not None and self.strong and not self.write:
+                if cta is not None:
+                    races.strong(g, self.ins, cta, offset, self.size, where, False)
+                races.flag(g, space, offset, where, False, True)
             if where is None:
                 return data, shadow, origin
             if out is None:
@@ -133,25 +162,34 @@ class Access:
 
     def store(self, g: Group, addr: Array, items: Array, bits: Array | None, origin: str = "") -> None:
         """Writes items; ``bits`` are their tainted bits, which global memory refuses."""
+        g.cta.stores += not self.atomic
         for space, where, offset, cta in self.spaces(g, addr):
             index = offset >> self.shift
             part = items if where is None else items[where]
             shadow = None if bits is None else bits if where is None else bits[where]
-            if cta is None and shadow is not None and shadow.view(np.uint8).any():
+            if isinstance(space, GlobalRegion) and shadow is not None and shadow.view(np.uint8).any():
                 at = int(np.flatnonzero(shadow.view(np.uint8))[0] // self.size)
                 lane = at if where is None else int(where[at])
-                assert isinstance(space, GlobalRegion)
                 raise TaintError(
                     f"{g.where(self.ins, lane)}: the value stored to {space.name}{list(space.index(int(offset[at])))} "
                     f"depends on {origin}"
                 )
+            races = g.cta.races
+            if isinstance(space, GlobalRegion) and g.cta.memory.stores is not None:
+                g.cta.memory.stores.store(g, self.ins, space, offset, self.size, where)
+            if races is not None and (cta is not None or self.strong):
+                if self.strong:
+                    if cta is not None:
+                        races.strong(g, self.ins, cta, offset, self.size, where, True)
+                    races.flag(g, space, offset, where, True, self.atomic)
+                else:
+                    assert cta is not None
+                    races.write(g, self.ins, cta, offset, self.size, where, part)
             if cta is not None and shadow is not None:
                 cta.note_origin(offset[np.asarray(shadow != 0).reshape(offset.size, -1).any(axis=1)], self.size, origin)
             space.units(self.size)[index] = part
             if space.shadow is not None:
                 space.units(self.size, True)[index] = 0 if shadow is None else shadow
-            if cta is not None and cta.observer is not None:
-                cta.observer(g, self.ins, offset, self.size, True, "generic")
 
 
 def describe(space: Space, offset: int, size: int, cta: Cta | None) -> str:
@@ -160,5 +198,4 @@ def describe(space: Space, offset: int, size: int, cta: Cta | None) -> str:
     offset += int(np.argmax(space.shadow[offset : offset + size] != 0))
     if isinstance(space, GlobalRegion):
         return f"{space.name}{list(space.index(offset))}, which nothing has written"
-    assert cta is not None
-    return cta.describe_shared(offset)
+    return "local memory, which the thread has not written" if cta is None else cta.describe_shared(offset)

@@ -20,6 +20,7 @@ from .memory import POISON, GlobalRegion
 from .parse import Instr
 
 if TYPE_CHECKING:
+    from .clocks import Clock
     from .machine import MBarrier
 
 Array = NDArray[Any]
@@ -46,6 +47,7 @@ class ThreadArrive:
     thread: Array
     barrier: MBarrier
     counts: Array
+    clock: Clock | None = None
 
 
 @dataclass(eq=False)
@@ -60,6 +62,7 @@ class BulkCopy:
     thread: int = -1
     group: int = 0
     target: tuple[Cta, int, int] | None = None  # CTA, offset and size of a shared destination
+    clock: Clock | None = None  # of the thread that issued it
     data: Any = None
     was_read: bool = False
 
@@ -78,8 +81,10 @@ class CopyQueue:
 
     # cp.async: groups are per thread
 
-    def issue_threads(self, copy: ThreadCopies) -> None:
+    def issue_threads(self, g: Group, copy: ThreadCopies) -> None:
         copy.group = np.array([self.thread_group.get(int(t), 0) for t in copy.thread])
+        if self.cta.races is not None:
+            self.cta.races.thread_copies(g, copy.ins, copy.dst, copy.size, copy.group)
         self.thread_copies.append(copy)
         if self.eager:
             self._run_threads(copy, np.ones(copy.thread.size, bool))
@@ -98,6 +103,14 @@ class CopyQueue:
         for copy in list(self.thread_copies):
             self._run_threads(copy, copy.group < limit[copy.thread])
         self._arrivals()
+        races = self.cta.races
+        if races is not None:
+            done = {t >> 5: 0 for t in threads.tolist()}
+            for t in threads.tolist():
+                group = self.thread_group.get(t, 0) + (1 if keep is None else -keep)
+                done[t >> 5] = max(done[t >> 5], group)
+            for warp, group in done.items():
+                races.groups_done(self.cta, warp, ("cp.async", warp), group)
 
     def _run_threads(self, copy: ThreadCopies, now: Array) -> None:
         if not now.any():
@@ -135,7 +148,10 @@ class CopyQueue:
                 )
             )
 
-    def issue_arrive(self, item: ThreadArrive) -> None:
+    def issue_arrive(self, g: Group, item: ThreadArrive) -> None:
+        if self.cta.races is not None:
+            groups = [self.thread_group.get(t, 0) for t in item.thread.tolist()]
+            item.clock = self.cta.races.copies_arrive(g, item.thread, groups)
         self.thread_arrives.append(item)
         if self.eager:
             self._arrivals()
@@ -146,13 +162,15 @@ class CopyQueue:
             done = np.array([int(t) not in busy for t in item.thread])
             if done.any():
                 item.barrier.pending -= int(item.counts[done].sum())
+                if item.clock is not None:
+                    item.barrier.arriving = item.clock.plus(item.barrier.arriving)
                 item.barrier.settle()
                 self.cta.events += 1
                 keep = ~done
                 self.thread_arrives.remove(item)
                 if keep.any():
                     self.thread_arrives.append(
-                        ThreadArrive(item.ins, item.thread[keep], item.barrier, item.counts[keep])
+                        ThreadArrive(item.ins, item.thread[keep], item.barrier, item.counts[keep], item.clock)
                     )
 
     # Bulk copies
@@ -178,6 +196,8 @@ class CopyQueue:
             self._read(copy)
             if not read_only:
                 self.land(copy)
+        if self.cta.races is not None:
+            self.cta.races.groups_done(self.cta, thread >> 5, ("bulk", thread), limit)
 
     def _read(self, copy: BulkCopy) -> None:
         if not copy.was_read:
@@ -191,6 +211,8 @@ class CopyQueue:
         self.bulk.remove(copy)
         self.cta.events += 1
         if copy.barrier is not None:
+            if copy.clock is not None:
+                copy.barrier.arriving = copy.clock.plus(copy.barrier.arriving)
             copy.barrier.tx -= copy.size
             copy.barrier.settle()
 
@@ -220,7 +242,7 @@ class CopyQueue:
         if unfinished:
             ins = unfinished[0]
             raise PendingCopies(
-                f"CTA {self.cta.ctaid} ended before the copy of PTX line {ins.line} `{ins.text}` was waited for"
+                f"CTA {self.cta.name} ended before the copy of PTX line {ins.line} `{ins.text}` was waited for"
             )
         for copy in list(self.bulk):
             self.land(copy)

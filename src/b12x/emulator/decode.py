@@ -163,6 +163,7 @@ class Op:
     kind: str = ""  # empty: stays inside a basic block
     data: Any = None
     leader: bool = False
+    guard: int | None = None  # predicate of an op that ends a block (bra and exit look after theirs themselves)
     converge: int | None = None  # register id of the member mask whose lanes execute it together
     pure: bool = True  # writes registers only
     mma: Any = None  # operands of a matrix multiply, so that independent ones can run as one
@@ -182,6 +183,10 @@ class Code:
     dynamic_align: int
     undefined: tuple[int, ...]
     registers: dict[int, str]
+    shared: dict[str, int]  # offsets of the variables in shared memory
+    copies_global: bool  # whether asynchronous copies through another proxy read global memory
+    local_bytes: int  # of each thread
+    granule: int  # bytes of the narrowest access to shared memory
     ends: list[int] = field(default_factory=list)
     steps: dict[int, list[Op]] = field(default_factory=dict)
 
@@ -254,6 +259,8 @@ class Decoder:
         self._launch_rid: dict[tuple[int, str, Any], int] = {}
         self.names: dict[int, str] = {}
         self.shared: dict[str, int] = {}
+        self.granule = 8  # an mbarrier
+        self.copies_global = False
         self.ins: Instr
         self._layout_shared()
 
@@ -275,9 +282,22 @@ class Decoder:
         for var in variables.values():
             if var.space == "shared" and var.extern:
                 self.shared[var.name] = self.dynamic_offset
+        self.local: dict[str, int] = {}
+        self.local_bytes = 0
+        for var in variables.values():
+            if var.space == "local":
+                self.local[var.name] = -(-self.local_bytes // var.align) * var.align
+                self.local_bytes = self.local[var.name] + var.size
+        self.local_bytes = -(-self.local_bytes // 32) * 32
 
     def fail(self, why: str) -> UnsupportedInstruction:
         return UnsupportedInstruction(f"line {self.ins.line}: {self.ins.text!r}: {why}")
+
+    def touches(self, space: str, size: int) -> int:
+        """Notes the width of an access that may be to shared memory; returns it."""
+        if space == "" or space.startswith("shared"):
+            self.granule = min(self.granule, size)
+        return size
 
     def new_row(self, cls: int) -> int:
         rid = self.counts[cls] * 4 + cls
@@ -353,6 +373,8 @@ class Decoder:
             return self.constant(cls, self.param(symbol))
         if symbol.space in ("global", "const"):
             return self.launch_value(cls, "variable", (symbol.name, symbol.offset))
+        if symbol.space == "local":
+            return self.constant(cls, self.local[symbol.name] + symbol.offset)
         raise self.fail(f".{symbol.space} variables are not supported")
 
     def param(self, symbol: Symbol) -> int:
@@ -549,8 +571,10 @@ def decode(entry: Entry, module: dict[str, Variable]) -> Code:
         mods.done()
         if ins.guard is not None and op.kind not in ("bra", "exit"):
             if op.kind:
-                raise d.fail("a guard on this instruction is not supported")
-            op = guarded(d, op)
+                op.guard = d.reg(ins.guard)
+                op.srcs = (*op.srcs, op.guard)
+            else:
+                op = guarded(d, op)
         ops.append(op)
     if not ops:
         raise ParseError(f"entry {entry.name} has no instructions")
@@ -567,6 +591,10 @@ def decode(entry: Entry, module: dict[str, Variable]) -> Code:
         d.dynamic_align,
         (),
         d.names,
+        d.shared,
+        d.copies_global,
+        d.local_bytes,
+        d.granule,
     )
     blocks.lay_out(code)
     return code

@@ -44,4 +44,12 @@ class BarrierError(EmulatorError):
 
 
 class SharedRace(EmulatorError):
-    """Two warps touch the same shared memory without a barrier between them; for observers of accesses to raise."""
+    """Two warps, lanes or copies touch the same shared memory, one of them writing, and nothing orders them."""
+
+
+class MissingProxyFence(EmulatorError):
+    """An asynchronous copy uses what ordinary stores wrote, without a fence between the two proxies."""
+
+
+class StepLimit(EmulatorError):
+    """The launch took more steps than ``Options(max_steps=...)`` allows."""

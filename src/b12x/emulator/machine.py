@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import BarrierError, OutOfBounds, TaintError
-from .memory import SHARED_BASE, GlobalMemory, SharedMemory, Space
+from .memory import POISON, SHARED_BASE, GlobalMemory, SharedMemory, Space
 
 if TYPE_CHECKING:
     from .async_ import CopyQueue
+    from .clocks import Clock
     from .decode import Code
     from .options import Options
     from .parse import Instr
+    from .races import Races
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_] | None
@@ -127,27 +129,49 @@ class Group:
     def where(self, ins: Instr, position: int | None = None) -> str:
         """Names the instruction, the CTA and, for a position among the active lanes, the thread."""
         cta = self.cta
-        text = f"PTX line {ins.line} `{ins.text}`, CTA {cta.ctaid}"
         if position is None:
+            text = f"PTX line {ins.line} `{ins.text}`{ins.source}, CTA {cta.name}"
             return f"{text}, warp {self.warps[0]}" + (f" to {self.warps[-1]}" if self.n > 1 else "")
-        warp, lane = self.lane(position)
-        bx, by, _ = cta.block
+        return self.at(ins, *self.lane(position))
+
+    def at(self, ins: Instr, warp: int, lane: int) -> str:
+        """Names the instruction, the CTA and the thread."""
+        bx, by, _ = self.cta.block
         t = warp * 32 + lane
-        return f"{text}, thread {(t % bx, t // bx % by, t // (bx * by))}"
+        thread = (t % bx, t // bx % by, t // (bx * by))
+        return (
+            f"PTX line {ins.line} `{ins.text}`{ins.source}, CTA {self.cta.name}, thread {thread} "
+            f"(warp {warp}, lane {lane})"
+        )
 
 
 @dataclass(eq=False)
 class MBarrier:
-    """An mbarrier object (PTX ISA 9.7.13.15): arrivals and bytes that the current phase still waits for."""
+    """An mbarrier object (PTX ISA 9.7.13.15): arrivals and bytes that the current phase still waits for.
+
+    For the race detector: the agent of copies that complete on it and its stamp before the first phase, the clocks of
+    this phase's arrivals and of completed phases, and whether its initialisation is fenced for the async proxy.
+    """
 
     expected: int
     pending: int
     tx: int = 0
     phase: int = 0
+    address: int = 0
+    races: Races | None = None
+    slot: int = 0
+    base: Any = 0
+    arriving: Clock | None = None
+    done: Clock | None = None
+    fenced: bool = False
+    owner: int = 0  # index of its CTA
+    initialiser: int = 0  # agent
 
     def settle(self) -> bool:
         """Completes the phase if nothing is outstanding."""
         if self.pending == 0 and self.tx == 0:
+            if self.races is not None:
+                self.races.phase_done(self)
             self.phase += 1
             self.pending = self.expected
             return True
@@ -161,6 +185,7 @@ class NamedBarrier:
     expected: int = 0
     whole: bool = False
     arrived: int = 0
+    clock: Clock | None = None
     waiting: list[Fragment] = field(default_factory=list)
     votes: list[tuple[Fragment, Array]] = field(default_factory=list)
 
@@ -191,6 +216,7 @@ class Cta:
         self.memory = memory
         self.options = options
         self.ctaid: Dim3 = (0, 0, 0)
+        self.device: int | None = None
         self.block: Dim3 = (1, 1, 1)
         self.rank = 0
         self.cluster: list[Cta] = [self]
@@ -201,11 +227,20 @@ class Cta:
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.params = Space(np.zeros(0, np.uint8), None)
+        local = code.local_bytes * file.warps * 32
+        self.local = Space(np.full(local, POISON, np.uint8), np.full(local, 0xFF, np.uint8))
         self.tensor_maps: dict[int, Any] = {}
         self.copies: CopyQueue
         self.events = 0
-        #: Called as observer(group, instruction, address, size, write, proxy) on every shared access, if set.
-        self.observer: Callable[..., None] | None = None
+        self.stores = 0  # that may have changed memory
+        self.polls: NDArray[np.int64] = np.zeros(file.warps, np.int64)  # strong loads of each warp since the last of those
+        self.races: Races | None = None
+        self.index = 0  # among the CTAs of the cluster
+
+    @property
+    def name(self) -> str:
+        """The CTA in messages."""
+        return f"{self.ctaid}" if self.device is None else f"{self.ctaid} of device {self.device}"
 
     def mark(self, rid: int, origin: str) -> None:
         self.tainted.add(rid)
@@ -233,15 +268,29 @@ class Cta:
             raise OutOfBounds(f"{g.where(ins)}: shared memory of rank {tag - 1}, which has exited")
         return other
 
-    def init_mbarrier(self, g: Group, ins: Instr, addr: int, count: int) -> None:
+    def init_mbarrier(self, g: Group, ins: Instr, addr: int, count: int, lanes: NDArray[np.int64]) -> None:
         offset = self.shared.range(g, ins, addr, 8)
         if not 1 <= count < 1 << 20:
             raise BarrierError(f"{g.where(ins)}: mbarrier count {count}")
         if addr in self.mbarriers:
             raise BarrierError(f"{g.where(ins)}: the mbarrier at {addr:#x} is already initialised")
-        self.mbarriers[addr] = MBarrier(count, count)
+        barrier = self.mbarriers[addr] = MBarrier(count, count, address=addr)
+        if self.races is not None:
+            offsets = np.full(1, offset, np.int64)
+            self.races.write(g, ins, self, offsets, 8, lanes[:1], np.zeros(8, np.uint8))
+            self.races.adopt(barrier, self, addr)
+            barrier.owner, barrier.initialiser = self.index, self.races.agent(self, g.lane(int(lanes[0]))[0])
         assert self.shared.shadow is not None
         self.shared.shadow[offset : offset + 8] = 0xFF  # opaque to ordinary loads
+
+    def end_mbarrier(self, g: Group, ins: Instr, addr: int, lanes: NDArray[np.int64]) -> None:
+        """mbarrier.inval: the memory is free for other use, and undefined."""
+        if addr not in self.mbarriers:
+            raise BarrierError(f"{g.where(ins)}: no initialised mbarrier at shared address {addr:#x}")
+        del self.mbarriers[addr]
+        if self.races is not None:
+            offsets = np.full(1, addr - SHARED_BASE, np.int64)
+            self.races.write(g, ins, self, offsets, 8, lanes[:1], np.zeros(8, np.uint8))
 
     def copies_into(self, g: Group, ins: Instr, offset: int, size: int) -> None:
         """Refuses an asynchronous copy over a live mbarrier."""

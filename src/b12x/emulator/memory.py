@@ -20,6 +20,7 @@ from .errors import EmulatorError, LaunchError, Misaligned, OutOfBounds
 if TYPE_CHECKING:
     from .machine import Group
     from .parse import Instr
+    from .proxies import GlobalStores
 
 Array = NDArray[Any]
 
@@ -30,6 +31,7 @@ RANK_SHIFT = 24
 #: Generic addresses of the windows; user-space pointers never set these bits.
 SHARED_WINDOW = 1 << 56
 PARAM_WINDOW = 2 << 56
+LOCAL_WINDOW = 3 << 56
 #: Filled into the destination of a copy that has not landed.
 POISON = 0xCB
 
@@ -136,6 +138,8 @@ class GlobalMemory:
 
     def __init__(self, regions: Sequence[Region], checks: bool) -> None:
         self.regions = [GlobalRegion(r, checks) for r in regions if all(r.shape)]
+        #: Set if asynchronous copies read global memory and proxy fences are checked.
+        self.stores: GlobalStores | None = None
 
     def resolve(
         self, g: Group, ins: Instr, addr: Array, size: int, write: bool, site: list[GlobalRegion]

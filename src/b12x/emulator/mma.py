@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import mma_exact
 from . import numerics as num
 from .decode import TYPES, Decoder, Mods, Op, decoder
 from .errors import EmulatorError
@@ -118,7 +119,7 @@ def _selector(g: Group, code: int) -> int:
     values = g.u16[-1 - code]
     first = int(values[0, 0])
     if (values != first).any():
-        raise EmulatorError(f"{g.cta.ctaid}: scale selectors differ between the lanes of an mma")
+        raise EmulatorError(f"{g.cta.name}: scale selectors differ between the lanes of an mma")
     return first
 
 
@@ -302,6 +303,17 @@ def mma(d: Decoder, ins: Instr, mods: Mods) -> Op:
         mods.left.remove(kind)
     kind = kind.removeprefix("kind::")
     shape = next((m for m in mods.left if re.fullmatch(r"m\d+n\d+k\d+", m)), "")
+    if (
+        not kind
+        and ((shape == "m8n8k4" and "f64" in mods.left) or "s32" in mods.left)
+        and mods.flag("row")
+        and mods.flag("col")
+    ):
+        mods.left.remove(shape)
+        if shape == "m8n8k4":
+            return mma_exact.double(d, ins, mods)
+        if re.fullmatch(r"m16n8k\d+", shape):
+            return mma_exact.integer(d, ins, mods, int(shape[6:]))
     m = re.fullmatch(r"m16n8k(\d+)", shape)
     if not m or kind not in KINDS or not (mods.flag("row") and mods.flag("col")):
         raise d.fail("shape, layout or kind is not supported")

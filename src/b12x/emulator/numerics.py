@@ -7,6 +7,7 @@ a second time go through round-to-odd.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -133,16 +134,16 @@ def decode_table(name: str) -> NDArray[np.float32]:
 
 
 def encode_ue8m0(x: F64, mode: str, satfinite: bool) -> NDArray[np.uint32]:
-    """float64 to a power-of-two scale 2^(b-127), rounding ``rz`` or ``rp``; negative values have no code (NaN)."""
-    special = ~np.isfinite(x) | np.signbit(x)
-    mantissa, exponent = np.frexp(np.where(special | (x == 0), 1.0, np.abs(x)))
+    """float64 to a power-of-two scale 2^(b-127), rounding ``rz`` or ``rp``; the sign does not count."""
+    x = np.abs(x)
+    mantissa, exponent = np.frexp(np.where(~np.isfinite(x) | (x == 0), 1.0, x))
     exponent = exponent - 1
     if mode == "rp":
         exponent = np.where(mantissa > 0.5, exponent + 1, exponent)
     code = np.where(x == 0, 0, exponent + 127)
     code = np.where(code > 254, 254 if satfinite else 255, np.maximum(code, 0))
     code = np.where(np.isposinf(x), 254 if satfinite else 255, code)
-    return np.where(np.isnan(x) | (np.signbit(x) & (x != 0)), 255, code).astype(np.uint32)
+    return np.where(np.isnan(x), 255, code).astype(np.uint32)
 
 
 def bf16_to_f32(bits: Array) -> NDArray[np.float32]:
@@ -205,31 +206,91 @@ def round_to_odd_sum(p: F64, c: F64) -> F64:
 def fma(a: F64, b: F64, c: F64, name: str, mode: str = "rn") -> Array:
     """a * b + c with one rounding to ``name``; a, b, c hold values of that format (f32, f16, bf16 or f64)."""
     if name == "f64":
-        return _fma_f64(a, b, c)
+        return fma_f64(a, b, c, mode)
     return from_f64(round_to_odd_sum(a * b, c), name, mode)
 
 
-def _fma_f64(a: F64, b: F64, c: F64) -> F64:
+def directed(exact: Fraction, mode: str) -> float:
+    """A rational number rounded to float64."""
+    try:
+        near = float(exact)
+    except OverflowError:
+        near = math.inf if exact > 0 else -math.inf
+    if mode == "rn" or (math.isfinite(near) and Fraction(near) == exact):
+        return near
+    up = mode == "rp" or (mode == "rz" and exact < 0)
+    above = near == math.inf or (near != -math.inf and Fraction(near) > exact)
+    if above != up:
+        near = math.nextafter(near, math.inf if up else -math.inf)
+    return near
+
+
+def fma_f64(a: F64, b: F64, c: F64, mode: str = "rn") -> F64:
+    """a * b + c in float64, rounded once in any direction."""
+
     def one(x: float, y: float, z: float) -> float:
         if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)):
             return x * y + z
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         if exact == 0:
-            return x * y + z
-        try:
-            return float(exact)
-        except OverflowError:
-            return float("inf") if exact > 0 else float("-inf")
+            zero = x * y + z
+            opposite = x != 0 and y != 0 and z != 0  # an exact cancellation is -0 only towards minus infinity
+            if opposite or (x * y == 0 and z == 0 and np.signbit(x * y) != np.signbit(z)):
+                return -0.0 if mode == "rm" else 0.0
+            return zero
+        return directed(exact, mode)
 
     result: F64 = np.vectorize(one, otypes=[np.float64])(a, b, c)
     return result
 
 
+def divide_f64(a: F64, b: F64, mode: str) -> F64:
+    def one(x: float, y: float, plain: float) -> float:
+        if not (np.isfinite(x) and np.isfinite(y)) or x == 0 or y == 0:
+            return plain
+        value = directed(Fraction(x) / Fraction(y), mode)
+        return float(np.copysign(value, plain))
+
+    result: F64 = np.vectorize(one, otypes=[np.float64])(a, b, np.divide(a, b))
+    return result
+
+
+def sqrt_rounded(a: F64, name: str, mode: str) -> Array:
+    """A square root in any rounding; for f32 the one of float64, made odd where it is inexact, is rounded once more."""
+    if name == "f64":
+        return _sqrt_f64(a, mode)
+    down = _sqrt_f64(a, "rm")
+    inexact = np.isfinite(down) & (down != _sqrt_f64(a, "rp"))
+    bits = down.view(np.int64)
+    return from_f64(np.where(inexact, bits | 1, bits).view(np.float64), name, mode)
+
+
+def _sqrt_f64(a: F64, mode: str) -> F64:
+    def one(x: float, near: float) -> float:
+        if not np.isfinite(near) or x <= 0:
+            return near
+        error = Fraction(near) ** 2 - Fraction(x)
+        if error == 0 or mode == "rn":
+            return near
+        up = mode == "rp"
+        if (error > 0) == up:
+            return near
+        return math.nextafter(near, math.inf if up else 0.0)
+
+    result: F64 = np.vectorize(one, otypes=[np.float64])(a, np.sqrt(a))
+    return result
+
+
 def add_rounded(a: F64, b: F64, name: str, mode: str) -> Array:
+    if name == "f64":
+        return fma_f64(a, np.ones_like(a), b, mode)
     return from_f64(round_to_odd_sum(a, b), name, mode)
 
 
 def mul_rounded(a: F64, b: F64, name: str, mode: str) -> Array:
+    if name == "f64":
+        # a product of numbers has the sign of the exact result even where it is 0
+        return np.copysign(fma_f64(a, b, np.copysign(0.0, a * b), mode), a * b)
     return from_f64(a * b, name, mode)
 
 
@@ -237,21 +298,26 @@ def div_rounded(a: F64, b: F64, mode: str) -> Array:
     """f32 quotient: float64 division is exact to 53 bits, made odd where a remainder is left."""
     q = a / b
     ok = np.isfinite(q) & (q != 0)
-    remainder = _fma_f64(-q, b, a) if mode != "rn" else np.zeros_like(q)
+    remainder = fma_f64(-q, b, a) if mode != "rn" else np.zeros_like(q)
     bits = q.view(np.int64)
     step = np.where(((remainder > 0) == (b > 0)) == (q > 0), 1, -1)
     odd = np.where(ok & (remainder != 0) & ((bits & 1) == 0), bits + step, bits).view(np.float64)
     return from_f64(odd, "f32", mode)
 
 
+def _other(a: Array, b: Array, out: Array) -> Array:
+    """``out``, or the operand that is not NaN; numpy's fmin and fmax do not ignore signalling NaN."""
+    return np.where(a != a, b, np.where(b != b, a, out))
+
+
 def minimum(a: Array, b: Array, nan: bool) -> Array:
     """PTX min: NaN is ignored unless both are NaN, or ``nan``; -0 is less than +0."""
-    out = np.minimum(a, b) if nan else np.fmin(a, b)
+    out = np.minimum(a, b) if nan else _other(a, b, np.where(a < b, a, b))
     return np.where(a == b, np.where(np.signbit(a), a, b), out)
 
 
 def maximum(a: Array, b: Array, nan: bool) -> Array:
-    out = np.maximum(a, b) if nan else np.fmax(a, b)
+    out = np.maximum(a, b) if nan else _other(a, b, np.where(a > b, a, b))
     return np.where(a == b, np.where(np.signbit(a), b, a), out)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import tma
+from . import ops_async, tma
 from .access import address
 from .async_ import BulkCopy, ThreadArrive, ThreadCopies, thread_ids
 from .decode import TYPES, Decoder, Mods, Op, Source, decoder
@@ -24,11 +24,14 @@ Lane = Callable[[Group], Array]
 
 @decoder("cp")
 def cp(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    if not mods.flag("async"):
+    reduce = mods.flag("reduce")
+    if not mods.flag("async") or (reduce and "bulk" not in mods.left):
         raise d.fail("cp without .async")
     if mods.flag("bulk"):
-        if "reduce" in ins.mods:
-            raise d.fail("bulk reductions")
+        if reduce:
+            if "tensor" in mods.left:
+                raise d.fail("reductions through tensor maps")
+            return ops_async.bulk_reduction(d, ins, mods)
         return bulk(d, ins, mods)
     if mods.flag("commit_group"):
         return d.effect(ins, lambda g: g.cta.copies.commit_threads(thread_ids(g)))
@@ -60,7 +63,7 @@ def thread_copy(d: Decoder, ins: Instr, mods: Mods) -> Op:
     src, r2 = address(d, operands[1], "global")
     if not isinstance(operands[2], Imm) or operands[2].value not in (4, 8, 16) or len(operands) > 4:
         raise d.fail("copy size")
-    size = operands[2].value
+    size = d.touches(space, operands[2].value)
     if cache == "cg" and size != 16:
         raise d.fail(".cg copies 16 bytes")
     valid: Source | None = None
@@ -91,7 +94,7 @@ def thread_copy(d: Decoder, ins: Instr, mods: Mods) -> Op:
                 lanes = np.flatnonzero(count == need)
                 for region, where, at in cta.memory.resolve(g, ins, frm[lanes], int(need), False, site):
                     parts.append((region, lanes if where is None else lanes[where], at))
-        cta.copies.issue_threads(ThreadCopies(ins, thread_ids(g), count, offset, parts, size, count))
+        cta.copies.issue_threads(g, ThreadCopies(ins, thread_ids(g), count, offset, parts, size, count))
 
     return d.effect(ins, run, (*r1, *r2, *extra), "address")
 
@@ -112,7 +115,7 @@ def arrive_on(d: Decoder, ins: Instr, mods: Mods) -> Op:
             mine = threads[addresses == value]
             if not noinc:
                 barrier.pending += mine.size
-            g.cta.copies.issue_arrive(ThreadArrive(ins, mine, barrier, np.ones(mine.size, np.int64)))
+            g.cta.copies.issue_arrive(g, ThreadArrive(ins, mine, barrier, np.ones(mine.size, np.int64)))
 
     return d.effect(ins, run, srcs, "address")
 
@@ -162,6 +165,7 @@ def bulk(d: Decoder, ins: Instr, mods: Mods) -> Op:
         return d.effect(ins, check, (*srcs, amount.rid), "address")
     if len(order) != 2:
         raise d.fail("state spaces")
+    d.copies_global |= order[1] == "global"
     to_space, from_space = order
     dst, r1 = address(d, operands[0], to_space)
     src, r2 = address(d, operands[1], from_space)
@@ -195,11 +199,13 @@ def bulk(d: Decoder, ins: Instr, mods: Mods) -> Op:
         for what, value in (("destination", to), ("source", frm), ("size", count)):
             if value & 15:
                 raise Misaligned(f"{g.where(ins)}: {what} {value:#x} of a bulk copy is not a multiple of 16")
-        read = tma.reader(g, ins, from_space, frm, count)
+        read = tma.reader(g, ins, from_space, frm, count, thread)
+        clock = tma.issue_clock(g, thread)
         if get_bar is None:
             cta, place = g.cta, g.where(ins)
             region, offset = cta.memory.range(g, ins, to, count, True)
             tma.poison_global(g.cta, region, offset, count)
+            tma.reads_shared(g, ins, frm, count, thread)
             g.cta.copies.issue_bulk(
                 BulkCopy(
                     ins, read, lambda data: tma.write_global(cta, place, region, offset, data), count, thread=thread
@@ -209,8 +215,11 @@ def bulk(d: Decoder, ins: Instr, mods: Mods) -> Op:
         for cta, low, barrier in destinations(g, ins, to, bar_addr, target):
             at = cta.shared.range(g, ins, low, count)
             cta.copies_into(g, ins, at, count)
+            if from_space != "global":
+                tma.reads_shared(g, ins, frm, count, thread, barrier)
+            tma.writes_shared(g, ins, cta, at, count, thread, barrier)
             g.cta.copies.issue_bulk(
-                BulkCopy(ins, read, tma.shared_writer(cta, at), count, barrier, target=(cta, at, count))
+                BulkCopy(ins, read, tma.shared_writer(cta, at), count, barrier, target=(cta, at, count), clock=clock)
             )
 
     return d.effect(ins, run, tuple(rids), "address")
@@ -257,6 +266,7 @@ def tensor(d: Decoder, ins: Instr, mods: Mods) -> Op:
     rids = [table.rid, *(c.rid for c in coords)]
     if prefetch:
         return d.effect(ins, lambda g: None, tuple(rids), "coordinate")
+    d.copies_global |= load
     shared_space = order[0] if load else order[1]
     shared, r1 = address(d, operands.pop(0), shared_space)
     rids += r1
@@ -288,6 +298,6 @@ def tensor(d: Decoder, ins: Instr, mods: Mods) -> Op:
                 seen.add(key)
                 continue
             for cta, low, barrier in destinations(g, ins, places[lane], bars[lane], targets[lane]):
-                tma.load(g, ins, box, cta, low, barrier)
+                tma.load(g, ins, box, cta, low, barrier, thread)
 
     return d.effect(ins, run, tuple(rids), "coordinate")

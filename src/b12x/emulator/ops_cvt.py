@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def int_to_float(d: Decoder, t: Type, mode: str) -> Callable[[Array], Array]:
     if t.name in ("f64", "f32") and mode == "rn":
         return lambda a: a.astype(t.dtype)
     if t.name == "f64":
-        raise d.fail("directed rounding to f64")
+        exact = lambda x: num.directed(Fraction(int(x)), mode)  # noqa: E731
+        return lambda a: np.vectorize(exact, otypes=[np.float64])(a)
 
     def fn(a: Array) -> Array:
         value = a.astype(np.float64)

@@ -96,8 +96,6 @@ def add(d: Decoder, ins: Instr, mods: Mods) -> Op:
         return int_add(d, ins, mods, t)
     sign = 1 if ins.opcode == "add" else -1
     if mode != "rn":
-        if t.name == "f64":
-            raise d.fail("directed rounding of f64")
         fn = lambda a, b: num.add_rounded(widen(a, t), sign * widen(b, t), element(t), mode)  # noqa: E731
         return float_op(d, mods, t, fn, 2)
     op = np.add if sign > 0 else np.subtract
@@ -116,8 +114,6 @@ def mul(d: Decoder, ins: Instr, mods: Mods) -> Op:
     if ins.opcode == "mad":
         return fused(d, mods, t, mode)
     if mode != "rn":
-        if t.name == "f64":
-            raise d.fail("directed rounding of f64")
         return float_op(d, mods, t, lambda a, b: num.mul_rounded(widen(a, t), widen(b, t), element(t), mode), 2)
     if t.kind == "bf":
         return float_op(d, mods, t, lambda a, b: from_f32(to_f32(a, t) * to_f32(b, t), t), 2)
@@ -126,8 +122,6 @@ def mul(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
 def fused(d: Decoder, mods: Mods, t: Type, mode: str) -> Op:
     name = element(t)
-    if name == "f64" and mode != "rn":
-        raise d.fail("directed rounding of f64")
     return float_op(d, mods, t, lambda a, b, c: num.fma(widen(a, t), widen(b, t), widen(c, t), name, mode), 3)
 
 
@@ -207,9 +201,8 @@ def div(d: Decoder, ins: Instr, mods: Mods) -> Op:
     if t.kind in "us":
         return int_binary(d, mods, t, divide(t), False)
     if mode in ("rz", "rm", "rp"):
-        if t.name == "f64":
-            raise d.fail("directed rounding of f64")
-        return float_op(d, mods, t, lambda a, b: num.div_rounded(widen(a, t), widen(b, t), mode), 2)
+        quotient = num.divide_f64 if t.name == "f64" else num.div_rounded
+        return float_op(d, mods, t, lambda a, b: quotient(widen(a, t), widen(b, t), mode), 2)
     return float_op(d, mods, t, np.divide, 2, ufunc=True)
 
 
@@ -231,9 +224,10 @@ def rcp_sqrt(d: Decoder, ins: Instr, mods: Mods) -> Op:
     mode = mods.choice(*ROUNDINGS, "approx", default="rn")
     t = mods.type("f32", "f64")
     if mode in ("rz", "rm", "rp"):
-        if t.name == "f64" or ins.opcode == "sqrt":
-            raise d.fail("directed rounding")
-        return float_op(d, mods, t, lambda a: num.div_rounded(np.ones(a.shape), widen(a, t), mode), 1)
+        if ins.opcode == "sqrt":
+            return float_op(d, mods, t, lambda a: num.sqrt_rounded(widen(a, t), element(t), mode), 1)
+        quotient = num.divide_f64 if t.name == "f64" else num.div_rounded
+        return float_op(d, mods, t, lambda a: quotient(np.ones(a.shape), widen(a, t), mode), 1)
     if ins.opcode == "sqrt":
         return float_op(d, mods, t, np.sqrt, 1, ufunc=True)
     one = t.dtype(1)

@@ -18,9 +18,10 @@ from .parse import Address, Instr, Operand, Symbol, Vector
 
 Array = NDArray[Any]
 
-SPACES = ("global", *SHARED_SPACES, "param", "param::entry", "const")
+SPACES = ("global", *SHARED_SPACES, "param", "param::entry", "const", "local")
 MEMORY_TYPES = ("b8", "u8", "s8", *BIT_TYPES[1:], *INT_TYPES, "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "b128")
 ORDER = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys")
+STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
 CACHE = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
     "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B",
@@ -28,8 +29,9 @@ CACHE = (
 )  # fmt: skip
 
 
-def memory_form(d: Decoder, mods: Mods) -> tuple[str, Type, int, bool]:
-    """(state space, element type, vector length, whether a cache policy operand follows)."""
+def memory_form(d: Decoder, mods: Mods) -> tuple[str, Type, int, bool, bool]:
+    """(state space, element type, vector length, whether a cache policy operand follows, whether it is strong)."""
+    strong = bool(mods.choice(*STRONG))
     mods.flag(*ORDER)
     space = mods.choice(*SPACES)
     mods.flag(*CACHE)
@@ -38,7 +40,7 @@ def memory_form(d: Decoder, mods: Mods) -> tuple[str, Type, int, bool]:
     t = mods.type(*MEMORY_TYPES)
     if t.bits * vec > 256 or t.bits == 128:
         raise d.fail("access width")
-    return space, t, vec, hint
+    return space, t, vec, hint, strong
 
 
 def items_of(operand: Operand) -> tuple[Operand, ...]:
@@ -69,7 +71,7 @@ def deliver(g: Group, dsts: Sequence[Dest], data: Array, bits: Array | None, ori
 @decoder("ld", "ldu")
 def load(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """ld (9.7.9.8), ld.global.nc (9.7.9.9), ldu (9.7.9.10)."""
-    space, t, vec, hint = memory_form(d, mods)
+    space, t, vec, hint, strong = memory_form(d, mods)
     operands = d.operands(3 if hint else 2)
     if hint:
         d.src(operands[2], TYPES["u64"])
@@ -81,7 +83,7 @@ def load(d: Decoder, ins: Instr, mods: Mods) -> Op:
     if space.startswith("param") and isinstance(operands[1], Address) and isinstance(operands[1].base, Symbol):
         return load_param(d, ins, t, dsts, operands[1])
     addr, srcs = address(d, operands[1], space)
-    access = Access(ins, space, t.bits // 8 * vec, False)
+    access = Access(ins, space, d.touches(space, t.bits // 8 * vec), False, strong)
 
     def run(g: Group) -> None:
         data, bits, origin = access.load(g, g.pick(addr(g)))
@@ -112,8 +114,12 @@ def load_param(d: Decoder, ins: Instr, t: Type, dsts: Sequence[Dest], where: Add
 
 @decoder("st")
 def store(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """st (9.7.9.11)."""
-    space, t, vec, hint = memory_form(d, mods)
+    """st (9.7.9.11), st.async (9.7.9.12)."""
+    if mods.flag("async"):
+        from .ops_async import to_peer
+
+        return to_peer(d, ins, mods, reduce=False)
+    space, t, vec, hint, strong = memory_form(d, mods)
     operands = d.operands(3 if hint else 2)
     if hint:
         d.src(operands[2], TYPES["u64"])
@@ -122,8 +128,8 @@ def store(d: Decoder, ins: Instr, mods: Mods) -> Op:
     srcs = [d.src(o, bits_type) for o in items_of(operands[1])]
     if len(srcs) != vec or space.startswith(("param", "const")):
         raise d.fail("store form")
-    size = t.bits // 8 * vec
-    access = Access(ins, space, size, True)
+    size = d.touches(space, t.bits // 8 * vec)
+    access = Access(ins, space, size, True, strong)
     item = raw(t)
     unit = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(size, "c16")
 
@@ -188,7 +194,11 @@ def combine(d: Decoder, op: str, t: Type) -> Combine:
 
 @decoder("atom", "red")
 def atomic(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """atom/red (9.7.13.5, 9.7.13.6), scalar and .v2/.v4/.v8."""
+    """atom/red (9.7.13.5, 9.7.13.6), scalar and .v2/.v4/.v8; red.async (9.7.13.7)."""
+    if ins.opcode == "red" and mods.flag("async"):
+        from .ops_async import to_peer
+
+        return to_peer(d, ins, mods, reduce=True)
     mods.flag(*ORDER)
     space = mods.choice("global", *SHARED_SPACES)
     op = mods.choice("add", "and", "or", "xor", "exch", "cas", "min", "max", "inc", "dec")
@@ -208,8 +218,8 @@ def atomic(d: Decoder, ins: Instr, mods: Mods) -> Op:
     values = [[d.src(o, bits_type) for o in items_of(x)] for x in operands]
     if len(values) != (2 if op == "cas" else 1) or any(len(v) != vec for v in values):
         raise d.fail("operands")
-    size = t.bits // 8 * vec
-    access = Access(ins, space, size, True)
+    size = d.touches(space, t.bits // 8 * vec)
+    access = Access(ins, space, size, True, strong=True, atomic=True)
     unit = raw(t)
     rids = tuple(s.rid for v in values for s in v)
 
@@ -219,21 +229,27 @@ def atomic(d: Decoder, ins: Instr, mods: Mods) -> Op:
         old = np.zeros((a.size, vec), unit)
         bits = np.zeros_like(old)
         origin = ""
+        places = np.flatnonzero(g.active())
+        old_mask = g.mask
         for lane in range(a.size):
             one = a[lane : lane + 1]
+            g.mask = np.zeros((g.n, 32), bool)
+            g.mask.flat[places[lane]] = True
             data, shadow, why = access.load(g, one)
             before = np.ascontiguousarray(data).view(unit)
             operand = [np.ascontiguousarray(x[lane]).view(t.dtype) for x in args]
             after = fn(before.view(t.dtype).reshape(-1), operand[0], operand[-1])
             item = np.ascontiguousarray(np.asarray(after, t.dtype)).view(data.dtype)
+            g.cta.stores += bool((item.reshape(-1).view(np.uint8) != data.reshape(-1).view(np.uint8)).any())
             access.store(g, one, item.reshape(data.shape), shadow, why)
             old[lane] = before.reshape(vec)
             if shadow is not None:
                 bits[lane] = np.ascontiguousarray(shadow).view(unit).reshape(vec)
                 origin = origin or why
+        g.mask = old_mask
+        g.cta.polls[g.slice] += 1
         if dsts:
             deliver(g, dsts, old, bits if origin else None, origin, bits_type)
-        g.cta.events += 1
 
     result = d.effect(ins, run, (*base, *rids), "operand of an atomic")
     result.dsts = tuple(x.rid for x in dsts)
@@ -283,6 +299,11 @@ def _rows_of(g: Group, ins: Instr, addr: Array, count: int) -> Array:
     return result
 
 
+def _addressing(g: Group, count: int) -> Array:
+    """The lanes that give the addresses of these rows."""
+    return np.flatnonzero(np.tile(np.arange(32) < 8 * count, g.n))
+
+
 def _unpack_rows(data: Array, bits: int) -> Array:
     """Rows of 16 packed 4- or 6-bit elements (8 or 12 bytes, then padding) to one element a byte."""
     rows = data.view(np.uint8).reshape(*data.shape, 16)
@@ -297,23 +318,28 @@ def _unpack_rows(data: Array, bits: int) -> Array:
 
 @decoder("ldmatrix")
 def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """ldmatrix (9.7.14.5.15): 8x8 matrices of 16-bit elements, and 8x16 of 4- or 6-bit elements in bytes."""
+    """ldmatrix (9.7.14.5.15): 8x8 matrices of 16-bit elements, 8x16 of 4- or 6-bit elements in bytes, and transposed
+    16x16 of 8 bits or of 4 or 6 bits in bytes: lane 4g + t gets rows 4t to 4t + 3 of columns g and g + 8."""
     if not (mods.flag("sync") and mods.flag("aligned")):
         raise d.fail("without .sync.aligned")
-    shape = mods.choice("m8n8", "m8n16")
+    shape = mods.choice("m8n8", "m8n16", "m16n16")
     count = int(mods.choice("x1", "x2", "x4", default="x0")[1:])
     trans = mods.flag("trans")
     space = mods.choice(*SHARED_SPACES, default="shared")
+    square = shape == "m16n16"
     if shape == "m8n8":
-        mods.flag("b16")
-        bits = 16
+        bits = 16 if mods.flag("b16") else 0
+    elif square and mods.flag("b8"):
+        bits = 8
     else:
-        mods.flag("b8x16")
         bits = {"b4x16_p64": 4, "b6x16_p32": 6}.get(mods.choice("b4x16_p64", "b6x16_p32"), 0)
-    if not count or not bits or not shape or space == "shared::cluster" or (trans and bits != 16):
+        bits = bits if mods.flag("b8x16") else 0
+    fits = trans and count in (1, 2) if square else not trans or bits == 16
+    if not count or not bits or not shape or space == "shared::cluster" or not fits:
         raise d.fail("form is not supported")
     dst, a = d.operands(2)
     dsts = [d.dst(o, TYPES["b32"]) for o in items_of(dst)]
+    count *= 2 if square else 1  # registers, and groups of eight rows
     if len(dsts) != count:
         raise d.fail("number of registers")
     addr, srcs = address(d, a, space)
@@ -321,9 +347,12 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
     def arrange(g: Group, items: Array) -> Array:
         """16-byte rows [warp, row] to registers [matrix, warp, lane]."""
-        if bits != 16:
+        if bits < 8:
             items = _unpack_rows(items, bits)
-        if trans:
+        if square:
+            cells = np.ascontiguousarray(items).view(np.uint8).reshape(g.n, count // 2, 4, 4, 2, 8)
+            words = np.ascontiguousarray(cells.transpose(0, 1, 4, 5, 2, 3)).view(np.uint32)
+        elif trans:
             cells = items.view(np.uint16).reshape(g.n, count, 8, 8).swapaxes(2, 3)
             words = np.ascontiguousarray(cells).view(np.uint32)
         else:
@@ -337,8 +366,8 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
         shared = cta.shared
         g.file.files[W32][rows, g.slice] = arrange(g, shared.units(16).take(index))
         shadow = shared.units(16, True).take(index)
-        if cta.observer is not None:
-            cta.observer(g, ins, index.ravel() << np.uint32(4), 16, False, "generic")
+        if cta.races is not None:
+            cta.races.read(g, ins, cta, index.ravel() << np.uint32(4), 16, _addressing(g, count), collective=True)
         if shadow.view(np.uint8).any():
             first = int(np.flatnonzero(shadow.view(np.uint8))[0] // 16)
             origin = cta.describe_shared(int(index.flat[first]) * 16)
@@ -357,13 +386,18 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
 @decoder("stmatrix")
 def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """stmatrix (9.7.14.5.16): 8x8 matrices of 16-bit elements."""
-    if not (mods.flag("sync") and mods.flag("aligned") and mods.flag("m8n8")):
+    """stmatrix (9.7.14.5.16): 8x8 matrices of 16-bit elements, and transposed 16x8 of 8 bits (an accumulator's
+    fragment: the bytes of lane 4g + t are rows g, g, g + 8, g + 8 of columns 2t, 2t + 1, 2t, 2t + 1)."""
+    shape = mods.choice("m8n8", "m16n8")
+    if not (mods.flag("sync") and mods.flag("aligned") and shape):
         raise d.fail("form is not supported")
+    narrow = shape == "m16n8"
     count = int(mods.choice("x1", "x2", "x4", default="x0")[1:])
     trans = mods.flag("trans")
     space = mods.choice(*SHARED_SPACES, default="shared")
-    mods.type("b16")
+    mods.type("b8" if narrow else "b16")
+    if narrow and not trans:
+        raise d.fail("form is not supported")
     a, src = d.operands(2)
     srcs = [d.src(o, TYPES["b32"]) for o in items_of(src)]
     if not count or len(srcs) != count or space == "shared::cluster":
@@ -374,6 +408,10 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
     def arrange(g: Group, words: Sequence[Array]) -> Array:
         """Registers to 16-byte rows [warp, row]."""
         out = np.stack(words, axis=1)
+        if narrow:
+            parts = np.ascontiguousarray(out).view(np.uint8).reshape(g.n, count, 8, 4, 2, 2)
+            rows = np.ascontiguousarray(parts.transpose(0, 1, 3, 5, 4, 2))
+            return rows.reshape(g.n, 8 * count, 16).view(np.complex128)[..., 0]
         if trans:
             cells = np.ascontiguousarray(out).view(np.uint16).reshape(g.n, count, 8, 8).swapaxes(2, 3)
             return np.ascontiguousarray(cells).view(np.complex128).reshape(g.n, 8 * count)
@@ -384,10 +422,12 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
         shared = g.cta.shared
         if origin:
             g.cta.note_origin(index[shadow != 0].astype(np.int64) * 16, 16, origin)
-        shared.units(16)[index] = arrange(g, [s.get(g) for s in srcs])
+        items = arrange(g, [s.get(g) for s in srcs])
+        if g.cta.races is not None:
+            offset, where = index.ravel() << np.uint32(4), _addressing(g, count)
+            g.cta.races.write(g, ins, g.cta, offset, 16, where, np.ascontiguousarray(items), collective=True)
+        shared.units(16)[index] = items
         shared.units(16, True)[index] = shadow
-        if g.cta.observer is not None:
-            g.cta.observer(g, ins, index.ravel() << np.uint32(4), 16, True, "generic")
 
     def checked(g: Group) -> None:
         g.cta.refuse(g, ins, base, "address")

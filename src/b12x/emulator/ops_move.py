@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import numerics as num
 from .decode import TYPES, Decoder, Mods, Op, Source, Type, decoder, spread
 from .machine import Group
-from .memory import PARAM_WINDOW, SHARED_WINDOW
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from .ops_float import FLOAT_TYPES, to_f32
 from .ops_int import BIT_TYPES, INT_TYPES
 from .parse import Imm, Instr, Pair, Special, Vector
@@ -123,10 +123,8 @@ def cvta(d: Decoder, ins: Instr, mods: Mods) -> Op:
     t = mods.type("u64", "b64", "u32")
     dst, a = d.operands(2)
     window = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW}.get(
-        space, PARAM_WINDOW if space.startswith("param") else 0
+        space, PARAM_WINDOW if space.startswith("param") else LOCAL_WINDOW if space == "local" else 0
     )
-    if space == "local":
-        raise d.fail("local memory")
     src = d.src(a, t)
     low = t.dtype((1 << min(56, t.bits)) - 1)
 
@@ -143,12 +141,12 @@ def cvta(d: Decoder, ins: Instr, mods: Mods) -> Op:
 def isspacep(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """isspacep (9.7.9.19)."""
     space = mods.choice("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local")
-    tag = 1 if space.startswith("shared") else 2 if space == "param" else 0
+    tag = 1 if space.startswith("shared") else {"param": 2, "local": 3}.get(space, 0)
     dst, a = d.operands(2)
     return d.alu(
         d.dst(dst, TYPES["pred"]),
         [d.src(a, TYPES["u64"])],
-        lambda x: ((x >> np.uint64(56)) == np.uint64(tag)) & np.bool_(space not in ("local", "const")),
+        lambda x: ((x >> np.uint64(56)) == np.uint64(tag)) & np.bool_(space != "const"),
     )
 
 
@@ -294,24 +292,20 @@ def createpolicy(d: Decoder, ins: Instr, mods: Mods) -> Op:
     return d.pure(ins, lambda g: out.put(g, np.zeros((g.n, 32), np.uint64)), (), (out,), lambda g: [])
 
 
-@decoder("nanosleep", "setmaxnreg", "griddepcontrol", "membar", "fence", "pmevent")
+@decoder("nanosleep", "setmaxnreg", "griddepcontrol", "pmevent")
 def hints(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """Instructions without an effect on results here: memory is sequentially consistent between ordinary accesses."""
+    """Instructions without an effect on results here.
+
+    griddepcontrol (9.7.13.13): kernels of a stream run one after another, so that ``wait`` has nothing to wait for and
+    an early start of dependents cannot be seen.
+    """
     allowed = {
         "nanosleep": {"u32"},
         "setmaxnreg": {"inc", "dec", "sync", "aligned", "u32"},
         "griddepcontrol": {"launch_dependents", "wait"},
-        "membar": {"cta", "gl", "sys"},
-        "fence": {
-            "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "mbarrier_init", "proxy", "async",
-            "async::generic", "global", "shared::cta", "shared::cluster", "alias", "sync_restrict::shared::cta",
-            "sync_restrict::shared::cluster", "async.global",
-        },
         "pmevent": {"mask"},
-    }[ins.opcode]  # fmt: skip
+    }[ins.opcode]
     mods.flag(*allowed)
-    if ins.opcode == "fence" and "tensormap" in " ".join(mods.left):
-        raise d.fail("tensor map proxies")
     for o in ins.operands:
         if not isinstance(o, Imm):
             d.src(o, TYPES["u32"])

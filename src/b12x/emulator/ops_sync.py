@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .access import SHARED_SPACES, address
+from .async_ import thread_ids
+from .clocks import ALL_LANES
 from .decode import TYPES, Decoder, Mods, Op, Source, decoder
 from .errors import BarrierError
 from .machine import Cta, Group, MBarrier
 from .memory import RANK_SHIFT, check_alignment
 from .ops_warp import control
 from .parse import Address, Imm, Instr, Operand, Reg
+from .races import BITS
 
 Array = NDArray[Any]
 
@@ -51,11 +54,51 @@ def bar(d: Decoder, ins: Instr, mods: Mods) -> Op:
     )
 
 
+@decoder("membar", "fence")
+def fence(d: Decoder, ins: Instr, mods: Mods) -> Op:
+    """membar/fence (9.7.13.4): ordinary accesses happen in order here, so only the race detector listens."""
+    d.operands(0)
+    if ins.opcode == "membar":
+        mods.flag("cta", "gl", "sys")
+        mods.flag("proxy") and mods.flag("alias")
+        kind = "memory"
+    elif mods.flag("proxy"):
+        kind = mods.choice("async", "alias", "async::generic")
+        spaces = {m for m in ("global", "shared::cta", "shared::cluster") if mods.flag(m)}
+        if not kind or (kind == "alias" and spaces):
+            raise d.fail("proxy fence form is not supported")
+        if kind == "async::generic":  # between asynchronous copies and later ordinary accesses: taken for granted
+            mods.flag("acquire", "release", "cluster")
+            mods.flag("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
+        if kind == "async" and spaces == {"global"}:
+            kind = "async.global"
+    elif mods.flag("mbarrier_init"):
+        if not (mods.flag("release") and mods.flag("cluster")):
+            raise d.fail("fence form is not supported")
+        kind = "mbarrier_init"
+    else:
+        kind = "memory" if mods.choice("sc", "acq_rel", "acquire", "release") else ""
+        if not kind or not mods.choice("cta", "cluster", "gpu", "sys"):
+            raise d.fail("fence form is not supported")
+        mods.flag("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
+
+    def run(g: Group) -> None:
+        races, stores = g.cta.races, g.cta.memory.stores
+        if stores is not None and kind in ("async", "async.global"):
+            stores.fence(g)
+        if races is not None:
+            for k, warp in enumerate(g.warps):
+                races.fence(g, kind, warp, ALL_LANES if g.mask is None else int((BITS * g.mask[k]).sum()))
+
+    return d.effect(ins, run)
+
+
 def cluster_barrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     action = mods.choice("arrive", "wait")
-    mods.flag("release", "acquire", "relaxed", "aligned")
+    relaxed = mods.flag("relaxed")
+    mods.flag("release", "acquire", "aligned")
     d.operands(0)
-    return control(ins, "cluster", action)
+    return control(ins, "cluster", (action, relaxed))
 
 
 def mbarrier_address(d: Decoder, operand: Operand, space: str) -> tuple[Callable[[Group], Array], tuple[int, ...]]:
@@ -88,6 +131,10 @@ def arrive(g: Group, ins: Instr, addr: int, cta: Cta, barrier: MBarrier, count: 
     cta.events += 1
 
 
+#: An mbarrier state holds the phase, and above this bit the arrivals that were pending before.
+PENDING_SHIFT = 40
+
+
 @decoder("mbarrier")
 def mbarrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """mbarrier.init, inval, expect_tx, complete_tx, arrive, arrive_drop, test_wait, try_wait, pending_count."""
@@ -96,17 +143,20 @@ def mbarrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     )
     expect = action in ("arrive", "arrive_drop") and mods.flag("expect_tx")
     parity = mods.flag("parity")
-    if mods.flag("noComplete"):
+    incomplete = mods.flag("noComplete")
+    if incomplete and (expect or action not in ("arrive", "arrive_drop")):
         raise d.fail(".noComplete")
-    mods.flag("release", "acquire", "relaxed", "cta", "cluster")
+    relaxed = mods.flag("relaxed")
+    mods.flag("release", "acquire", "cta", "cluster")
     space = mods.choice(*SHARED_SPACES)
     mods.type("b64")
     operands = list(ins.operands)
     u32, u64 = TYPES["u32"], TYPES["u64"]
     if action in ("test_wait", "try_wait"):
-        return wait(d, ins, operands, parity, space)
+        return wait(d, ins, operands, parity, space, relaxed)
     if action == "pending_count":
-        raise d.fail("mbarrier.pending_count")
+        dst, a = d.operands(2)
+        return d.alu(d.dst(dst, u32), [d.src(a, u64)], lambda x: (x >> np.uint64(PENDING_SHIFT)).astype(np.uint32))
     state = None
     if action in ("arrive", "arrive_drop") and not isinstance(operands[0], Address):
         state = d.dst(operands.pop(0), u64)
@@ -115,17 +165,30 @@ def mbarrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     if operands or (action == "inval" and ins.operands[1:]):
         raise d.fail("operands")
 
-    def one(g: Group, a: int, amount: int, times: int) -> int:
-        """Acts for ``times`` lanes with the same operands; returns the phase before."""
+    def one(g: Group, a: int, amount: int, lanes: Array) -> int:
+        """Acts for active lanes with the same operands; returns the phase before."""
+        times = lanes.size
         if action == "init":
-            g.cta.init_mbarrier(g, ins, a, amount)
+            g.cta.init_mbarrier(g, ins, a, amount, lanes)
             return 0
         if action == "inval":
-            find(g, ins, a)
-            del g.cta.mbarriers[a]
+            g.cta.end_mbarrier(g, ins, a, lanes)
             return 0
         cta, barrier = find(g, ins, a)
-        phase = barrier.phase
+        phase = barrier.phase | barrier.pending << PENDING_SHIFT
+        if incomplete and times * amount >= barrier.pending:
+            raise BarrierError(
+                f"{g.where(ins)}: arrive.noComplete completes the phase of the mbarrier at {a:#x}, which waits for "
+                f"{barrier.pending} arrivals"
+            )
+        races = g.cta.races
+        if races is not None:
+            threads = thread_ids(g)[lanes]
+            for warp in np.unique(threads >> 5).tolist():
+                bits = sum(1 << int(t & 31) for t in threads[threads >> 5 == warp])
+                races.initialised(g, ins, cta, barrier.address, warp, bits)
+                if action in ("arrive", "arrive_drop"):
+                    races.arrive(g, barrier, warp, bits, relaxed)
         if action == "expect_tx" or expect:
             barrier.tx += amount * times
         if action == "complete_tx":
@@ -143,10 +206,10 @@ def mbarrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     def run(g: Group) -> None:
         addresses, amounts = g.pick(addr(g)), g.pick(value.get(g))
         check_alignment(g, ins, addresses, 8)
-        seen: dict[tuple[int, int], int] = {}
-        for a, v in zip(addresses.tolist(), amounts.tolist(), strict=True):
-            seen[a, v] = seen.get((a, v), 0) + 1
-        phases = {a: one(g, a, v, times) for (a, v), times in seen.items()}
+        seen: dict[tuple[int, int], list[int]] = {}
+        for k, pair in enumerate(zip(addresses.tolist(), amounts.tolist(), strict=True)):
+            seen.setdefault(pair, []).append(k)
+        phases = {a: one(g, a, v, np.array(lanes)) for (a, v), lanes in seen.items()}
         if state is not None:
             result = np.array([phases[a] for a in addresses.tolist()], np.uint64)
             full = np.zeros((g.n, 32), np.uint64)
@@ -158,7 +221,7 @@ def mbarrier(d: Decoder, ins: Instr, mods: Mods) -> Op:
     return op
 
 
-def wait(d: Decoder, ins: Instr, operands: list[Operand], parity: bool, space: str) -> Op:
+def wait(d: Decoder, ins: Instr, operands: list[Operand], parity: bool, space: str, relaxed: bool) -> Op:
     """test_wait/try_wait: a block of its own, so that the scheduler can park the warp."""
     pred = d.dst(operands.pop(0), TYPES["pred"])
     addr, srcs = mbarrier_address(d, operands.pop(0), space)
@@ -169,4 +232,5 @@ def wait(d: Decoder, ins: Instr, operands: list[Operand], parity: bool, space: s
             d.src(hint, TYPES["u32"])
     if operands:
         raise d.fail("operands")
-    return control(ins, "wait", (pred, addr, expected, parity), (*srcs, expected.rid), (pred.rid,), leader=True)
+    data = pred, addr, expected, parity, relaxed
+    return control(ins, "wait", data, (*srcs, expected.rid), (pred.rid,), leader=True)

@@ -292,7 +292,7 @@ def redux(d: Decoder, ins: Instr, mods: Mods) -> Op:
             total = values[:1]
             for v in values[1:]:
                 total = pick(total, np.asarray([v]), nan)
-            return total[0]
+            return total[0] if total[0] == total[0] else np.uint32(0x7FFFFFFF).view(np.float32)
         return functions[op_name].reduce(values, dtype=t.dtype)
 
     def run(g: Group) -> None:

@@ -97,6 +97,18 @@ Operand = Reg | Imm | Special | Symbol | Label | Address | Vector | Pair | Not |
 
 
 @dataclass(frozen=True)
+class Line:
+    """A place in the kernel's source, from ``.loc``; ``files`` is filled by the module's ``.file`` directives."""
+
+    files: dict[int, str]
+    file: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.files.get(self.file, f'file {self.file}')}:{self.line}"
+
+
+@dataclass(frozen=True)
 class Instr:
     opcode: str
     mods: tuple[str, ...]
@@ -105,10 +117,16 @@ class Instr:
     guard_neg: bool
     line: int
     text: str
+    loc: Line | None = None
 
     @property
     def name(self) -> str:
         return ".".join((self.opcode, *self.mods))
+
+    @property
+    def source(self) -> str:
+        """The source line in brackets, if the PTX tells it."""
+        return f" ({self.loc})" if self.loc is not None else ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,9 @@ def _strip_comments(text: str) -> str:
 
 _BREAK = re.compile(r"[;{}]|(?<!:):(?!:)")
 _LABEL = re.compile(rf"{_IDENT}\s*$")
-_DEBUG = re.compile(r"\s*\.(?:loc|file)\b[^\n]*")
+_DEBUG = re.compile(r"\s*(\.(?:loc|file)\b[^\n;]*);?[^\n]*")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 
 
 def _statements(text: str, start: int, line: int) -> tuple[list[_Statement], int]:
@@ -196,6 +216,7 @@ def _statements(text: str, start: int, line: int) -> tuple[list[_Statement], int
     while True:
         debug = _DEBUG.match(text, begin) if pos == begin else None
         if debug:
+            out.append(_Statement(" ".join(debug.group(1).split()), first))
             first += text.count("\n", begin, debug.end())
             begin = pos = debug.end()
             continue
@@ -306,11 +327,12 @@ class _Scope:
 class _Body:
     """Turns the statements of one entry into instructions with resolved operands."""
 
-    def __init__(self, entry: Entry, module: dict[str, Variable]) -> None:
+    def __init__(self, entry: Entry, module: dict[str, Variable], files: dict[int, str]) -> None:
         self.entry = entry
         self.module = module
+        self.files = files
         self.params = {p.name for p in entry.params}
-        self.raw: list[tuple[_Statement, _Scope]] = []
+        self.raw: list[tuple[_Statement, _Scope, Line | None]] = []
         self.tables: list[tuple[str, str, _Scope, int]] = []
 
     def new_reg(self, name: str, kind: str) -> Reg:
@@ -320,6 +342,7 @@ class _Body:
 
     def collect(self, statements: list[_Statement]) -> None:
         scope = _Scope(None)
+        loc: Line | None = None
         for st in statements:
             if st.text == "{":
                 scope = _Scope(scope)
@@ -340,12 +363,15 @@ class _Body:
             elif st.text.startswith((".shared", ".local")):
                 var = parse_variable(st.text, st.line)
                 self.entry.variables[var.name] = var
-            elif st.text.startswith((".pragma", ".loc", ".file")):
+            elif st.text.startswith(".loc"):
+                m = _LOC.match(st.text)
+                loc = Line(self.files, int(m.group(1)), int(m.group(2))) if m else None
+            elif st.text.startswith((".pragma", ".file")):
                 continue
             elif st.text.startswith("."):
                 raise UnsupportedInstruction(f"line {st.line}: directive {st.text.split()[0]} inside an entry")
             else:
-                self.raw.append((st, scope))
+                self.raw.append((st, scope, loc))
 
     def declare(self, st: _Statement, scope: _Scope) -> None:
         m = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", st.text)
@@ -361,8 +387,8 @@ class _Body:
                 raise UnsupportedInstruction(f"line {st.line}: register declaration {st.text!r}")
 
     def resolve(self) -> None:
-        for st, scope in self.raw:
-            self.entry.instrs.append(self.instruction(st, scope))
+        for st, scope, loc in self.raw:
+            self.entry.instrs.append(self.instruction(st, scope, loc))
         for name, text, scope, line in self.tables:
             labels = []
             for item in _split(text):
@@ -372,7 +398,7 @@ class _Body:
                 labels.append(Label(item, index))
             self.entry.tables[name] = tuple(labels)
 
-    def instruction(self, st: _Statement, scope: _Scope) -> Instr:
+    def instruction(self, st: _Statement, scope: _Scope, loc: Line | None) -> Instr:
         m = _INSTRUCTION.match(st.text)
         if not m:
             raise UnsupportedInstruction(f"line {st.line}: {st.text!r}")
@@ -385,7 +411,7 @@ class _Body:
                 raise ParseError(f"line {st.line}: undeclared predicate {m.group(2)}")
         mods = tuple(m.group(4).split(".")[1:])
         operands = tuple(self.operand(t, scope, st.line) for t in _split(m.group(5)))
-        return Instr(m.group(3), mods, operands, guard, m.group(1) == "!", st.line, st.text)
+        return Instr(m.group(3), mods, operands, guard, m.group(1) == "!", st.line, st.text, loc)
 
     def operand(self, text: str, scope: _Scope, line: int) -> Operand:
         text = text.strip()
@@ -515,6 +541,7 @@ def parse_module(text: str) -> tuple[dict[str, Entry], dict[str, Variable]]:
     text = _strip_comments(text)
     entries: dict[str, Entry] = {}
     variables: dict[str, Variable] = {}
+    files = {int(number): name for number, name in _FILE.findall(text)}
     pos = 0
     head = re.compile(r"\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([A-Za-z_$%][\w$]*)\s*(?:\((.*?)\))?([^{;]*)\{", re.S)
     while True:
@@ -527,7 +554,7 @@ def parse_module(text: str) -> tuple[dict[str, Entry], dict[str, Variable]]:
         if m:
             entry = Entry(m.group(1), _parameters(m.group(2) or "", line), line)
             _directives(entry, m.group(3), line)
-            body = _Body(entry, variables)
+            body = _Body(entry, variables, files)
             statements, pos = _statements(text, m.end(), text.count("\n", 0, m.end()) + 1)
             body.collect(statements)
             body.resolve()

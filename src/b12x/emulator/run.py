@@ -22,6 +22,8 @@ from .machine import Cta, Dim3, RegisterFile
 from .memory import GlobalMemory, SharedMemory, Space
 from .options import Options, Stats
 from .parse import Entry, Variable, parse_module
+from .proxies import GlobalStores
+from .races import Races
 from .schedule import Scheduler
 
 Array = NDArray[Any]
@@ -148,6 +150,8 @@ class _Job:
                     Region(var.name, self.buffers[var.name].ctypes.data, (var.size,), (1,), "uint8", access, True)
                 )
         self.memory = GlobalMemory([*regions, *extra], self.options.checks)
+        if self.code.copies_global and self.options.races and self.options.checks:
+            self.memory.stores = GlobalStores()
         decls = self.code.entry.params
         if len(params) != len(decls):
             raise LaunchError(f"{self.code.entry.name} takes {len(decls)} parameters, {len(params)} are given")
@@ -178,9 +182,15 @@ class _Job:
         shared = [SharedMemory(self.shared_bytes) for _ in files]
         for file in files:
             self._fill_constants(file)
+        detectors: list[Races | None] = [None] * together
+        if self.options.races and self.options.checks:
+            detectors = [
+                Races(self.code, size, self.warps, self.shared_bytes, self.options.races == "strict")
+                for _ in range(len(files) // size)
+            ]
         for first in range(0, len(origins), together):
             ctas: list[Cta] = []
-            for origin in origins[first : first + together]:
+            for races, origin in zip(detectors, origins[first : first + together], strict=False):
                 members: list[Cta] = []
                 for rank in range(size):
                     k = len(ctas)
@@ -189,6 +199,8 @@ class _Job:
                     members.append(cta)
                     ctas.append(cta)
                     cta.cluster = members
+                if races is not None:
+                    races.start(members)
             self.stats.ctas += len(ctas)
             Scheduler(ctas, self.options, self.stats, rng).run()
 

@@ -6,25 +6,31 @@ one place form a fragment; fragments meet again at the lowest program counter, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .blocks import steps
+from .clocks import ALL_LANES, Clock
 from .decode import Op
-from .errors import BarrierError, Deadlock
+from .errors import BarrierError, Deadlock, StepLimit
 from .machine import Cta, Fragment, Group, MBarrier, NamedBarrier
 from .memory import RANK_SHIFT
 from .options import Options, Stats
+from .races import BITS, lane_bits
 
 Array = NDArray[Any]
 LANES = np.arange(32, dtype=np.uint32)
 #: After this many picks the place that has waited longest runs, so that a polling loop cannot starve the others.
 FAIRNESS = 64
+#: How often (in turns) to look for warps that poll in vain, and after how many polls they do.
+PATIENCE, POLLS = 256, 100
 #: Rounds in which every wait times out and nothing happens before a deadlock is declared.
 ROUNDS = 4
+#: The phase in an mbarrier state (the rest is the pending count).
+PHASE = (1 << 40) - 1
 
 
 @dataclass
@@ -37,8 +43,20 @@ class _Place:
     fragments: dict[int, Fragment]
 
 
+@dataclass
+class _Cluster:
+    """The barrier of one cluster; ``arrived_in`` is the phase that each warp has arrived in."""
+
+    members: list[Cta]
+    phase: int = 0
+    arrived: int = 0
+    arrived_in: dict[tuple[int, int], int] = field(default_factory=dict)
+    arriving: Clock | None = None
+    done: Clock | None = None
+
+
 class Scheduler:
-    """The CTAs of a cluster (or several that run at the same time) until all their threads have ended."""
+    """CTAs that run at the same time (of a cluster, or of several launches) until all their threads have ended."""
 
     def __init__(self, ctas: list[Cta], options: Options, stats: Stats, rng: np.random.Generator) -> None:
         self.ctas = ctas
@@ -53,9 +71,9 @@ class Scheduler:
         self.turn = 0
         self.seen_events = 0
         self.idle_rounds = 0
-        self.cluster_phase = 0
-        self.cluster_arrived = 0
-        self.cluster_of: dict[tuple[int, int], int] = {}
+        self.clusters = {id(c.cluster): _Cluster(c.cluster) for c in ctas}
+        self.last_turn: dict[int, int] = {}
+        self.seen_progress = -1
         for cta in ctas:
             for warp in range(cta.alive.shape[0]):
                 mask = cta.alive[warp].copy()
@@ -87,6 +105,7 @@ class Scheduler:
         self.add(cta, fragment)
 
     def run(self) -> None:
+        limit = self.options.max_steps if self.options.max_steps is not None else float("inf")
         while True:
             events = sum(c.events for c in self.ctas)
             if events != self.seen_events:
@@ -97,8 +116,12 @@ class Scheduler:
                 if not any(c.alive.any() for c in self.ctas):
                     break
                 if not self.unblock():
-                    raise Deadlock(self.report())
+                    raise Deadlock(f"no warp can go on:\n{self.standing()}")
                 continue
+            if self.turn % PATIENCE == 0 and self.only_polling() and not self.unblock():
+                raise Deadlock(f"all warps that can go on poll memory that nobody changes:\n{self.standing()}")
+            if self.stats.steps > limit:
+                raise StepLimit(f"more than {limit} steps; the warps stand here:\n{self.standing()}")
             cta, fragments = self.pick()
             self.turn += 1
             for full in (True, False):
@@ -112,8 +135,11 @@ class Scheduler:
             return self.pick_random()
         if self.turn % FAIRNESS == FAIRNESS - 1:
             key = min(self.places, key=lambda k: self.places[k].since)
-        else:
+        elif len(self.ctas) == 1:
             key = min(self.places, key=lambda k: k[1])
+        else:  # CTAs take turns
+            key = min(self.places, key=lambda k: (self.last_turn.get(k[0], -1), k[1]))
+            self.last_turn[key[0]] = self.turn
         place = self.places.pop(key)
         return place.cta, [place.fragments[w] for w in sorted(place.fragments)]
 
@@ -135,6 +161,16 @@ class Scheduler:
         if not place.fragments:
             del self.places[key]
         return place.cta, out
+
+    def only_polling(self) -> bool:
+        """Whether every warp that can go on has polled often since anything changed in memory."""
+        progress = sum(c.events + c.stores for c in self.ctas)
+        if progress != self.seen_progress:
+            self.seen_progress = progress
+            for cta in self.ctas:
+                cta.polls[:] = 0
+            return False
+        return all(p.cta.polls[w] >= POLLS for p in self.places.values() for w in p.fragments)
 
     # Execution
 
@@ -171,7 +207,14 @@ class Scheduler:
         if op.kind:
             if tainted:
                 cta.refuse(g, op.ins, op.srcs, "control flow")
-            getattr(self, f"do_{op.kind}")(g, op, fragments, end)
+            act = getattr(self, f"do_{op.kind}")
+            if op.guard is None:
+                act(g, op, fragments, end)
+                return
+            for part in self.guarded(g, op, fragments):
+                g = cta.file.group(cta, part[0].warp, part[-1].warp + 1, part[1].warp - part[0].warp if part[1:] else 1)
+                g.mask = None if part[0].full else np.stack([f.mask for f in part])
+                act(g, op, part, end)
         else:
             for f in fragments:
                 self.move(cta, f, end)
@@ -203,6 +246,20 @@ class Scheduler:
             self.apart[key] = (cta, fragment)
 
     # Control flow
+
+    def guarded(self, g: Group, op: Op, fragments: list[Fragment]) -> list[list[Fragment]]:
+        """Lets lanes pass whose guard predicate is false; groups the others as ``execute`` wants them."""
+        assert op.guard is not None
+        p = g.p[op.guard >> 2]
+        yes = (~p if op.ins.guard_neg else p) & g.active()
+        here: list[Fragment] = []
+        for k, f in enumerate(fragments):
+            lanes = yes[k].copy()
+            if lanes.any():
+                here.append(Fragment(f.warp, f.pc, lanes, bool(lanes.all())))
+            if (f.mask & ~lanes).any():
+                self.move(g.cta, Fragment(f.warp, 0, f.mask & ~lanes, False), f.pc + 1)
+        return [part for full in (True, False) for part in progressions([f for f in here if f.full is full])]
 
     def split(self, g: Group, fragments: list[Fragment], taken: Array, target: int, other: int) -> None:
         """Moves the lanes where ``taken`` holds to one place and the rest to another."""
@@ -261,7 +318,7 @@ class Scheduler:
             if barrier.whole and barrier.waiting:
                 barrier.expected = 32 * int(cta.alive.any(axis=1).sum())
                 self.settle(cta, number, barrier)
-        self.settle_cluster()
+        self.settle_cluster(self.clusters[id(cta.cluster)])
         if not cta.alive.any():
             cta.copies.finish()
 
@@ -287,6 +344,10 @@ class Scheduler:
                 )
             barrier.expected, barrier.whole = expected, count is None
             barrier.arrived += 32
+            if cta.races is not None:
+                if barrier.clock is None:
+                    barrier.clock = cta.races.clocks.new()
+                cta.races.clocks.release(barrier.clock, cta.races.agent(cta, f.warp), ALL_LANES, True)
             if barrier.arrived > expected:
                 raise BarrierError(f"{g.where(op.ins)}: more than {expected} threads arrive at barrier {which}")
             if pred is not None:
@@ -301,12 +362,14 @@ class Scheduler:
         """Releases a barrier whose threads have all arrived."""
         if barrier.arrived < barrier.expected or not barrier.arrived:
             return
-        waiting, votes = barrier.waiting, barrier.votes
-        barrier.arrived, barrier.waiting, barrier.votes = 0, [], []
+        waiting, votes, clock = barrier.waiting, barrier.votes, barrier.clock
+        barrier.arrived, barrier.waiting, barrier.votes, barrier.clock = 0, [], [], None
         cta.events += 1
         total = sum(int((v & f.mask).sum()) for f, v in votes)
         threads = sum(int(f.mask.sum()) for f, _ in votes)
         for f in waiting:
+            if cta.races is not None and clock is not None:
+                cta.races.clocks.acquire(cta.races.agent(cta, f.warp), clock)
             _, _, _, reduction, dst, _ = cta.code.ops[f.pc].data
             if dst is not None:
                 g = cta.file.group(cta, f.warp, f.warp + 1, 1)
@@ -318,6 +381,10 @@ class Scheduler:
 
     def do_warpsync(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
         """The lanes may arrive at different bar.warp.sync; they leave together."""
+        races = g.cta.races
+        if races is not None:
+            for f in fragments:
+                races.clocks.warp_sync(races.agent(g.cta, f.warp))
         if g.mask is None:
             for f in fragments:
                 self.move(g.cta, f, pc + 1)
@@ -342,39 +409,64 @@ class Scheduler:
 
     def do_cluster(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
         cta = g.cta
+        action, relaxed = op.data
+        cluster = self.clusters[id(cta.cluster)]
         for f in fragments:
             key = (id(cta), f.warp)
-            if op.data == "arrive":
-                self.cluster_of[key] = self.cluster_phase
-                self.cluster_arrived += int(f.mask.sum())
+            if action == "arrive":
+                self.cluster_release(cluster, cta, f, relaxed)
+                cluster.arrived_in[key] = cluster.phase
+                cluster.arrived += int(f.mask.sum())
                 self.move(cta, f, pc + 1)
             else:
-                if key not in self.cluster_of:
+                if key not in cluster.arrived_in:
                     raise BarrierError(f"{g.where(op.ins)}: barrier.cluster.wait without arrive")
-                phase = self.cluster_of[key]
-                if self.cluster_phase > phase:
-                    self.move(cta, f, pc + 1)
+                phase = cluster.arrived_in[key]
+                if cluster.phase > phase:
+                    self.leave_cluster_barrier(cta, f)
                 else:
-                    f.ready = lambda phase=phase: self.cluster_phase > phase
+                    f.ready = lambda phase=phase: cluster.phase > phase
                     self.parked.append((cta, f))
-        self.settle_cluster()
+        self.settle_cluster(cluster)
 
-    def settle_cluster(self) -> None:
-        expected = sum(int(c.alive.sum()) for c in self.ctas)
-        if expected and self.cluster_arrived >= expected:
-            self.cluster_arrived = 0
-            self.cluster_phase += 1
-            self.ctas[0].events += 1
+    def cluster_release(self, cluster: _Cluster, cta: Cta, f: Fragment, relaxed: bool) -> None:
+        races = cta.races
+        if races is None:
+            return
+        agent = races.agent(cta, f.warp)
+        # earlier phases stay in: a warp that waits for this one has waited for them
+        clock = races.clocks.new()
+        clock.join(cluster.arriving or clock)
+        if not relaxed:
+            bits = lane_bits(f)
+            races.clocks.release(clock, agent, bits, races.full(cta, f.warp, bits))
+        elif agent in races.clocks.snapshots:
+            clock.join(races.clocks.snapshots[agent])
+        cluster.arriving = clock
+
+    def leave_cluster_barrier(self, cta: Cta, f: Fragment) -> None:
+        done = self.clusters[id(cta.cluster)].done
+        if cta.races is not None and done is not None:
+            cta.races.clocks.acquire(cta.races.agent(cta, f.warp), done)
+        self.move(cta, f, f.pc + 1)
+
+    def settle_cluster(self, cluster: _Cluster) -> None:
+        expected = sum(int(c.alive.sum()) for c in cluster.members)
+        if expected and cluster.arrived >= expected:
+            cluster.arrived = 0
+            cluster.phase += 1
+            cluster.done = cluster.arriving
+            cluster.members[0].events += 1
 
     # mbarrier waits
 
     def do_wait(self, g: Group, op: Op, fragments: list[Fragment], pc: int) -> None:
         """Warps whose phases are complete go on; the others are parked until they are, or nothing else can run."""
         cta = g.cta
-        pred, _, _, parity = op.data
+        pred, _, _, parity, relaxed = op.data
 
         def done(barrier: MBarrier, v: int) -> bool:
-            return (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v
+            return (barrier.phase & 1) != (v & 1) if parity else barrier.phase != v & PHASE
 
         result = np.zeros((g.n, 32), bool)
         mask = np.zeros((g.n, 32), bool)
@@ -383,8 +475,10 @@ class Scheduler:
             complete = [done(barrier, v) for barrier, v, _ in wants]
             impatient = self.random and not f.tried and self.rng.random() < 0.25
             if f.timed_out or impatient or all(complete):
-                for yes, (_, _, lanes) in zip(complete, wants, strict=True):
+                for yes, (barrier, _, lanes) in zip(complete, wants, strict=True):
                     result[k][lanes] = yes
+                    if yes and cta.races is not None and barrier.done is not None and not relaxed:
+                        cta.races.clocks.acquire(cta.races.agent(cta, f.warp), barrier.done)
                 mask[k] = f.mask
                 leaving.append(f)
                 continue
@@ -403,7 +497,7 @@ class Scheduler:
 
     def awaited(self, g: Group, op: Op, fragments: list[Fragment]) -> list[list[tuple[MBarrier, int, Array]]]:
         """For each warp the mbarriers that its lanes name, the phase or parity, and the lanes."""
-        _, addr, expected, _ = op.data
+        _, addr, expected, *_ = op.data
         places, values = addr(g), expected.get(g)
         here = g.active()
         warps, first = np.arange(g.n), np.argmax(here, axis=1)
@@ -411,20 +505,23 @@ class Scheduler:
         same = (places == a0[:, None]) & (values == v0[:, None])
         if (same | ~here).all():
             return [
-                [(self.mbarrier(g, op, a), v, f.mask)]
+                [(self.mbarrier(g, op, a, f.warp, f.mask), v, f.mask)]
                 for a, v, f in zip(a0.tolist(), v0.tolist(), fragments, strict=True)
             ]
         out = []
         for k, f in enumerate(fragments):
             pairs = sorted(set(zip(places[k][f.mask].tolist(), values[k][f.mask].tolist(), strict=True)))
-            out.append([(self.mbarrier(g, op, a), v, f.mask & (places[k] == a) & (values[k] == v)) for a, v in pairs])
+            lanes = [f.mask & (places[k] == a) & (values[k] == v) for a, v in pairs]
+            out.append([(self.mbarrier(g, op, a, f.warp, m), v, m) for (a, v), m in zip(pairs, lanes, strict=True)])
         return out
 
-    def mbarrier(self, g: Group, op: Op, address: int) -> MBarrier:
+    def mbarrier(self, g: Group, op: Op, address: int, warp: int, lanes: Array) -> MBarrier:
         owner = g.cta.peer(g, op.ins, address >> RANK_SHIFT)
         barrier = owner.mbarriers.get(address & ((1 << RANK_SHIFT) - 1))
         if barrier is None:
             raise BarrierError(f"{g.where(op.ins)}: no initialised mbarrier at shared address {address:#x}")
+        if g.cta.races is not None:
+            g.cta.races.initialised(g, op.ins, owner, barrier.address, warp, int((BITS * lanes).sum()))
         return barrier
 
     def wake(self) -> None:
@@ -440,7 +537,7 @@ class Scheduler:
 
     def wake_one(self, cta: Cta, f: Fragment) -> None:
         if cta.code.ops[f.pc].kind == "cluster":
-            self.move(cta, f, f.pc + 1)
+            self.leave_cluster_barrier(cta, f)
         else:
             self.add(cta, f)
 
@@ -462,9 +559,9 @@ class Scheduler:
             self.add(cta, f)
         return True
 
-    def report(self) -> str:
-        """Where every warp stands."""
-        lines = ["no warp can go on:"]
+    def standing(self) -> str:
+        """Where every warp stands, and which copies are pending."""
+        lines: list[str] = []
         standing: list[tuple[Cta, Fragment, str]] = []
         for cta, f in self.parked:
             detail = ", ".join(
@@ -474,6 +571,8 @@ class Scheduler:
                 if other is b
             )
             standing.append((cta, f, f"waits ({detail or 'cluster barrier'})"))
+        for place in self.places.values():
+            standing += [(place.cta, f, "can go on") for f in place.fragments.values()]
         for cta, f in self.apart.values():
             standing.append((cta, f, "waits for the other lanes of its warp"))
         for cta in self.ctas:
@@ -486,8 +585,11 @@ class Scheduler:
                     standing.append((cta, f, f"waits at barrier {number}, where {state}"))
         for cta, f, what in sorted(standing, key=lambda s: (s[0].ctaid, s[1].warp)):
             ins = cta.code.ops[f.pc].ins
-            who = f"CTA {cta.ctaid} warp {f.warp} ({int(f.mask.sum())} lanes)"
-            lines.append(f"  {who} at PTX line {ins.line} `{ins.text}`: {what}")
+            who = f"CTA {cta.name} warp {f.warp} ({int(f.mask.sum())} lanes)"
+            lines.append(f"  {who} at PTX line {ins.line} `{ins.text}`{ins.source}: {what}")
+        for cta in self.ctas:
+            for ins in [*(c.ins for c in cta.copies.bulk), *(c.ins for c in cta.copies.thread_copies)]:
+                lines.append(f"  CTA {cta.name}: pending is the copy of PTX line {ins.line} `{ins.text}`{ins.source}")
         return "\n".join(lines)
 
 

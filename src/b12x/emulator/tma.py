@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from b12x._runtime.abi import ITEMSIZE, TensorMapValue
 
 from .async_ import BulkCopy
+from .clocks import Clock
 from .errors import LaunchError, Misaligned, TaintError
 from .machine import Cta, Group, MBarrier
 from .memory import PARAM_WINDOW, SHARED_BASE, GlobalRegion, Space
@@ -137,10 +138,43 @@ def check_map(name: str, m: TensorMapValue, regions: list[GlobalRegion]) -> tupl
     raise LaunchError(f"tensor map {name}: its {extent} bytes at {m.address:#x} are not inside a passed tensor")
 
 
-def load(g: Group, ins: Instr, box: Box, cta: Cta, addr: int, barrier: MBarrier) -> None:
+def issue_clock(g: Group, thread: int) -> Clock | None:
+    races = g.cta.races
+    return None if races is None else races.issue_clock(g, thread >> 5, thread & 31)
+
+
+def writes_shared(g: Group, ins: Instr, cta: Cta, offset: int, size: int, thread: int, barrier: MBarrier) -> None:
+    """Tells the race detector of a copy into shared memory that completes on an mbarrier."""
+    races = g.cta.races
+    if races is not None:
+        warp, lane = thread >> 5, thread & 31
+        owner = races.ctas[barrier.owner]
+        races.initialised(g, ins, owner, barrier.address, warp, 1 << lane, proxy=True)
+        races.copy_writes(g, ins, warp, lane, cta, offset, size, barrier.slot, races.phase_stamp(barrier))
+
+
+def reads_shared(g: Group, ins: Instr, addr: int, size: int, thread: int, barrier: MBarrier | None = None) -> None:
+    """Tells the race detector of a copy out of shared memory, waited for by group or by mbarrier."""
+    races = g.cta.races
+    if races is not None:
+        slot, stamp = races.group(g.cta, ("bulk", thread), g.cta.copies.bulk_group.get(thread, 0))
+        if barrier is not None:
+            slot, stamp = barrier.slot, races.phase_stamp(barrier)
+        races.copy_reads(g, ins, thread >> 5, thread & 31, addr - SHARED_BASE, size, slot, stamp)
+
+
+def load(g: Group, ins: Instr, box: Box, cta: Cta, addr: int, barrier: MBarrier, thread: int) -> None:
     """Global to shared; complete_tx counts the whole box."""
     offset = box.shared_offset(g, ins, cta, addr)
     cta.copies_into(g, ins, offset, box.size)
+    clock = issue_clock(g, thread)
+    if g.cta.memory.stores is not None:
+        _, lengths, start = box.inside()
+        rows = start + sum(
+            np.ix_(*(np.arange(n) * s for n, s in zip(lengths[:-1], box.strides, strict=False))), np.int64(0)
+        )
+        g.cta.memory.stores.copy(g, ins, thread >> 5, box.region, np.asarray(rows), lengths[-1])
+    writes_shared(g, ins, cta, offset, box.size, thread, barrier)
 
     def read() -> tuple[Array, Array | None]:
         slices, lengths, start = box.inside()
@@ -159,7 +193,7 @@ def load(g: Group, ins: Instr, box: Box, cta: Cta, addr: int, barrier: MBarrier)
         cta.shared.units(16)[units] = tile.reshape(-1).view(np.complex128)
         cta.shared.units(16, True)[units] = 0 if bits is None else bits.reshape(-1).view(np.complex128)
 
-    g.cta.copies.issue_bulk(BulkCopy(ins, read, write, box.size, barrier, target=(cta, offset, box.size)))
+    g.cta.copies.issue_bulk(BulkCopy(ins, read, write, box.size, barrier, target=(cta, offset, box.size), clock=clock))
 
 
 def store(g: Group, ins: Instr, box: Box, offset: int, thread: int, first: bool) -> None:
@@ -191,17 +225,23 @@ def store(g: Group, ins: Instr, box: Box, offset: int, thread: int, first: bool)
         if region.shadow is not None:
             box.view(True, lengths, start)[...] = 0
 
-    if not first:
+    if first:
+        reads_shared(g, ins, offset + SHARED_BASE, box.size, thread)
+    else:
         g.cta.copies.issue_bulk(BulkCopy(ins, lambda: None, lambda data: None, box.size, thread=thread))
         return
     g.cta.copies.issue_bulk(BulkCopy(ins, read, write, box.size, thread=thread))
 
 
-def reader(g: Group, ins: Instr, space: str, addr: int, size: int) -> Callable[[], tuple[Array, Array | None]]:
+def reader(
+    g: Group, ins: Instr, space: str, addr: int, size: int, thread: int
+) -> Callable[[], tuple[Array, Array | None]]:
     """Reads a contiguous range when the copy takes effect."""
     source: Space
     if space == "global":
         source, offset = g.cta.memory.range(g, ins, addr, size, False)
+        if g.cta.memory.stores is not None:
+            g.cta.memory.stores.copy(g, ins, thread >> 5, source, np.array([offset]), size)
     else:
         source = g.cta.shared
         offset = g.cta.shared.range(g, ins, addr, size)
@@ -231,11 +271,15 @@ def poison_global(cta: Cta, region: GlobalRegion, offset: int, size: int) -> Non
 
 def write_global(cta: Cta, place: str, region: GlobalRegion, offset: int, data: tuple[Array, Array | None]) -> None:
     """Lands a bulk store; bytes that nothing wrote are refused."""
-    if cta.options.checks and data[1] is not None and data[1].any():
-        at = int(np.flatnonzero(data[1])[0])
-        raise TaintError(
-            f"{place}: byte {at} of the copy to {region.name}{list(region.index(offset + at))} was never written"
-        )
+    check_written(cta, place, region, offset, data[1])
     region.buf[offset : offset + data[0].size] = data[0]
     if region.shadow is not None:
         region.shadow[offset : offset + data[0].size] = 0
+
+
+def check_written(cta: Cta, place: str, region: GlobalRegion, offset: int, bits: Array | None) -> None:
+    if cta.options.checks and bits is not None and bits.any():
+        at = int(np.flatnonzero(bits)[0])
+        raise TaintError(
+            f"{place}: byte {at} of the copy to {region.name}{list(region.index(offset + at))} was never written"
+        )

@@ -7,6 +7,7 @@ row tiles outermost; the byte of ``(row, column)`` in batch ``l`` lies at ``((l 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,17 @@ def storage_bytes(rows: int, columns: int, batch: int = 1) -> int:
 def view(storage: torch.Tensor, rows: int, columns: int, batch: int = 1) -> torch.Tensor:
     """The logical view ``[32, 4, R, 4, C, L]`` of contiguous storage; no copy."""
     return storage.view(storage_shape(rows, columns, batch)).permute(3, 4, 1, 5, 2, 0)
+
+
+def is_view(shape: Sequence[int], strides: Sequence[int], columns: int, batch: int = 1) -> bool:
+    """Whether a tensor is the logical view of contiguous storage, of any number of row tiles."""
+    if len(shape) != 6:
+        return False
+    row_tiles, column_tiles = shape[2], -(-columns // 4)
+    if tuple(shape) != (32, 4, row_tiles, 4, column_tiles, batch):
+        return False
+    dense = (16, 4, column_tiles * 512, 1, 512, row_tiles * column_tiles * 512)
+    return all(step == wanted or extent == 1 for extent, step, wanted in zip(shape, strides, dense, strict=True))
 
 
 def swizzle(linear: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,11 @@ def rows_of(rng: np.random.Generator, m: int, k: int, dtype: str) -> torch.Tenso
     x = rng.standard_normal((m, k)) * np.exp2(rng.integers(-12, 6, (m, k // 16)).repeat(16, axis=1))
     kind = rng.integers(0, 8, (m, k // 16)).repeat(16, axis=1)
     x = np.where(kind == 0, 0.0, np.where(kind == 1, 0.75, x))
-    return torch.from_numpy(x).to(DTYPES[dtype])
+    return torch.tensor(x).to(DTYPES[dtype])
 
 
 def expected(x: torch.Tensor, global_scale: float) -> tuple[np.ndarray, np.ndarray]:
-    codes, scale_bytes = golden_quantize(x.float().numpy(), global_scale)
+    codes, scale_bytes = golden_quantize(x.float().cpu().numpy(), global_scale)
     return pack(codes), scale_bytes
 
 
@@ -46,8 +46,8 @@ def test_bytes(target, rng, dtype, m, k, global_scale):
     nvfp4.run(plan=plan, x=x, global_scale=torch.tensor([global_scale]), outputs=outputs)
 
     packed, scale_bytes = expected(x, global_scale)
-    np.testing.assert_array_equal(outputs.packed_a_storage[0].numpy(), packed)
-    storage = outputs.scale_storage.numpy()
+    np.testing.assert_array_equal(outputs.packed_a_storage[0].cpu().numpy(), packed)
+    storage = outputs.scale_storage.cpu().numpy()
     offsets = swizzled_offsets(1, m, k // 16)
     np.testing.assert_array_equal(storage[offsets][0], scale_bytes)
     pads = np.setdiff1d(np.arange(storage.size), offsets)
@@ -60,9 +60,9 @@ def test_views_and_linear_scales(target, rng):
     out = nvfp4.quantize(x, torch.tensor([2.0]))
     packed, scale_bytes = expected(x, 2.0)
     assert out.packed_a_view.shape == (130, 64, 1)
-    np.testing.assert_array_equal(out.packed_a_view[:, :, 0].numpy(), packed)
+    np.testing.assert_array_equal(out.packed_a_view[:, :, 0].cpu().numpy(), packed)
     assert out.scale_view.shape == (32, 4, 2, 4, 2, 1)
-    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 130, 8)[0].numpy(), scale_bytes)
+    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 130, 8)[0].cpu().numpy(), scale_bytes)
     row, column = 71, 6
     assert out.scale_view[row % 32, row // 32, 0, column % 4, column // 4, 0] == scale_bytes[row, column]
 
@@ -75,11 +75,11 @@ def test_live_rows_below_capacity(target, rng):
         outputs = poisoned(plan)
         nvfp4.run(plan=plan, x=x, global_scale=torch.ones(1), outputs=outputs)
         packed, scale_bytes = expected(x, 1.0) if live else (np.empty((0, 32)), np.empty((0, 4)))
-        np.testing.assert_array_equal(outputs.packed_a_storage[0, :live].numpy(), packed)
+        np.testing.assert_array_equal(outputs.packed_a_storage[0, :live].cpu().numpy(), packed)
         assert (outputs.packed_a_storage[0, live:] == 0xA5).all()
         owned = -(-live // 128) * 512
         assert (outputs.scale_storage[owned:] == 0xA5).all()
-        np.testing.assert_array_equal(outputs.scale_storage.numpy()[swizzled_offsets(1, live, 4)][0], scale_bytes)
+        np.testing.assert_array_equal(outputs.scale_storage.cpu().numpy()[swizzled_offsets(1, live, 4)][0], scale_bytes)
 
 
 def test_bind_once_run_often(target, rng):
@@ -92,13 +92,34 @@ def test_bind_once_run_often(target, rng):
         global_scale.fill_(factor)
         x.neg_()
         nvfp4.run(binding=binding)
-        np.testing.assert_array_equal(outputs.packed_a_storage[0, :5].numpy(), expected(x, factor)[0])
+        np.testing.assert_array_equal(outputs.packed_a_storage[0, :5].cpu().numpy(), expected(x, factor)[0])
 
 
 def test_zero_global_scale_gives_zero(target, rng):
     out = nvfp4.quantize(rows_of(rng, 3, 64, "bfloat16"), torch.zeros(1))
     assert not out.packed_a_storage.any()
     assert not out.scale_storage.any()
+
+
+@pytest.mark.parametrize("global_scale", [-0.0, -2.0, float("-inf"), float("nan")])
+def test_global_scale_that_is_no_positive_number_gives_zero(target, rng, global_scale):
+    """Zero codes and zero scales, in the pads too."""
+    x = rows_of(rng, 3, 64, "bfloat16").to(target.device)
+    out = nvfp4.quantize(x, torch.tensor([global_scale], device=target.device))
+    assert not out.packed_a_storage.any()
+    assert not out.scale_storage.any()
+
+
+@pytest.mark.parametrize("global_scale", [1e38, float("inf")])
+def test_zeros_stay_zero_where_the_reciprocal_overflows(target, global_scale):
+    x = torch.zeros(2, 64, dtype=torch.bfloat16, device=target.device)
+    x[0, 3] = 1e-38
+    out = nvfp4.quantize(x, torch.tensor([global_scale], device=target.device))
+    codes = out.packed_a_storage[0].cpu()
+    assert codes[0, 1] >> 4 != 0
+    codes[0, 1] = 0
+    assert not codes.any()
+    assert not scales.unswizzle(out.scale_storage.cpu(), 2, 4)[0, 1].any()
 
 
 def test_saturation_and_negative_zero(target):
@@ -108,7 +129,8 @@ def test_saturation_and_negative_zero(target):
     x[1, 16:32] = -1e-4
     x[1, 16] = 1.0
     out = nvfp4.quantize(x, torch.ones(1))
-    codes = np.stack([out.packed_a_storage[0].numpy() & 15, out.packed_a_storage[0].numpy() >> 4], -1).reshape(2, 64)
+    packed = out.packed_a_storage[0].cpu().numpy()
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(2, 64)
     assert out.scale_storage.max() == 0x7E
     assert {codes[0, 0], codes[0, 15]} == {15, 7}
     assert not (codes == 8).any()
@@ -124,25 +146,25 @@ def test_random_bit_patterns(target, seed, global_scale, dtype):
     bits = rng.integers(0, 2**16, (4, 64)).astype(np.uint16)
     values = bits.view(kind).astype(np.float32)
     bits[~np.isfinite(values)] = 0
-    x = torch.from_numpy(bits.view(np.int16)).view(DTYPES[dtype])
+    x = torch.tensor(bits.view(np.int16)).view(DTYPES[dtype])
     packed, scale_bytes = expected(x, global_scale)
     out = nvfp4.quantize(x, torch.tensor([global_scale]))
-    np.testing.assert_array_equal(out.packed_a_storage[0].numpy(), packed)
-    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 4, 4)[0].numpy(), scale_bytes)
+    np.testing.assert_array_equal(out.packed_a_storage[0].cpu().numpy(), packed)
+    np.testing.assert_array_equal(scales.unswizzle(out.scale_storage, 4, 4)[0].cpu().numpy(), scale_bytes)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"x": torch.zeros(4, 64)}, TypeError, ["x", "float32", "bfloat16"]),
-        ({"x": torch.zeros(4, 128, dtype=torch.bfloat16)}, ValueError, ["x", "(4, 128)", "(any, 64)"]),
-        ({"x": torch.zeros(9, 64, dtype=torch.bfloat16)}, ValueError, ["9 rows", "m = 8", "larger m"]),
-        ({"x": torch.zeros(64, 4, dtype=torch.bfloat16).T}, ValueError, ["x", "strides", "contiguous"]),
-        ({"x": torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)}, ValueError, ["x", "multiple of 16"]),
-        ({"x": torch.zeros(4, 64, dtype=torch.bfloat16, device="meta")}, ValueError, ["x", "meta", "cpu"]),
-        ({"global_scale": torch.ones(2)}, ValueError, ["global_scale", "(2,)", "(1,)"]),
-        ({"global_scale": torch.ones(1, dtype=torch.float64)}, TypeError, ["global_scale", "float64", "float32"]),
-        ({"x": [1.0]}, TypeError, ["x", "list", "tensor"]),
+        (lambda: {"x": torch.zeros(4, 64)}, TypeError, ["x", "float32", "bfloat16"]),
+        (lambda: {"x": torch.zeros(4, 128, dtype=torch.bfloat16)}, ValueError, ["x", "(4, 128)", "(any, 64)"]),
+        (lambda: {"x": torch.zeros(9, 64, dtype=torch.bfloat16)}, ValueError, ["9 rows", "m = 8", "larger m"]),
+        (lambda: {"x": torch.zeros(64, 4, dtype=torch.bfloat16).T}, ValueError, ["x", "strides", "contiguous"]),
+        (lambda: {"x": torch.zeros(257, dtype=torch.bfloat16)[1:].view(4, 64)}, ValueError, ["x", "multiple of 16"]),
+        (lambda: {"x": torch.zeros(4, 64, dtype=torch.bfloat16, device="meta")}, ValueError, ["x is on meta", "plan"]),
+        (lambda: {"global_scale": torch.ones(2)}, ValueError, ["global_scale", "(2,)", "(1,)"]),
+        (lambda: {"global_scale": torch.ones(1).double()}, TypeError, ["global_scale", "float64", "float32"]),
+        (lambda: {"x": [1.0]}, TypeError, ["x", "list", "tensor"]),
     ],
 )
 def test_refusals(target, change, error, words):
@@ -154,7 +176,7 @@ def test_refusals(target, change, error, words):
         "outputs": nvfp4.allocate_outputs(plan),
     }
     with pytest.raises(error) as caught:
-        nvfp4.run(plan=plan, **(arguments | change))
+        nvfp4.run(plan=plan, **(arguments | change()))
     assert all(word in str(caught.value) for word in ["quantization.nvfp4", *words])
 
 

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from b12x.quantization import scales
-from b12x.quantization.nvfp4 import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
+from b12x.quantization import scales
+from b12x.quantization.nvfp4 import reference
 from tests.nvfp4_data import golden_quantize, pack, swizzle, swizzled_offsets
 
 

@@ -11,14 +11,15 @@ nibble first, K innermost, physically ``[L, M, K/2]``; scales are E4M3 in the sw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+import math
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
 from b12x._runtime import checks, registry, resolve, target
-from b12x._runtime.launch import Launch, Target, TensorMapArg
+from b12x._runtime.checks import Facts
+from b12x._runtime.launch import Launch, LoadedKernel, MapShape, Target
 from b12x.gemm.blockscaled import planner
 from b12x.gemm.blockscaled.planner import Caps
 from b12x.quantization import scales
@@ -29,6 +30,8 @@ META = registry.find_op(OP)
 Operand = tuple[torch.Tensor, torch.Tensor]
 _PACKED = ("uint8", "float4_e2m1fn_x2")
 _SCALE = ("uint8", "float8_e4m3fn")
+#: Arguments and their alignment in bytes, the output first.
+_ARGUMENTS = (("out", 16), ("A", 16), ("SFA", 16), ("B", 16), ("SFB", 16), ("alpha", 4))
 
 
 class Plan:
@@ -38,17 +41,27 @@ class Plan:
         self.caps = caps
         self.target = target.current_target(caps.device)
         self.kernels = resolve.resolve_all(OP, planner.roles(caps), self.target, caps)
+        self.sm_count = self.target.sm_count
+        self.checked = lru_cache(maxsize=1024)(partial(_check, self))
 
     def explain(self) -> str:
         """Which kernel serves each role, and why."""
         return "\n".join(kernel.why for kernel in self.kernels.values())
 
-    def bind(self, **tensors: Any) -> Binding:
-        return bind(self, **tensors)
+    def bind(
+        self,
+        *,
+        lhs: Operand,
+        rhs: Operand,
+        out: torch.Tensor,
+        alpha: torch.Tensor | None = None,
+        sm_count: int | None = None,
+    ) -> Binding:
+        """As :func:`bind`."""
+        return bind(self, lhs=lhs, rhs=rhs, out=out, alpha=alpha, sm_count=sm_count)
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """A checked launch; None where C has no elements."""
 
     launch: Launch | None
@@ -78,41 +91,32 @@ def bind(
     ``sm_count`` limits the number of CTAs. Rows of A and B may be pitched by a multiple of 16 bytes. Raises TypeError
     for a wrong dtype, ValueError for shape, stride, device, alignment, capacity or overlap.
     """
-    caps, device = plan.caps, plan.target.device
     (a, sfa), (b, sfb) = lhs, rhs
-    n, k, batch = caps.n, caps.k, caps.batch
-    m = a.shape[0] if a.ndim else 0
-    if m > caps.max_m:
-        raise ValueError(f"{OP}: A has {m} rows, more than the plan's max_m = {caps.max_m}; plan with a larger max_m")
-    a_map, b_map = _operand("A", a, m, k, batch, device), _operand("B", b, n, k, batch, device)
-    _scales("SFA", sfa, m, k, batch, device)
-    _scales("SFB", sfb, n, k, batch, device)
-    checks.tensor(OP, "out", out, dtype=caps.c_dtype, shape=(m, n, batch), strides=(n, 1, m * n), device=device)
-    inputs = {"A": a, "SFA": sfa, "B": b, "SFB": sfb}
-    if alpha is not None:
-        count = 1 if alpha.numel() == 1 else batch
-        checks.tensor(OP, "alpha", alpha, dtype="float32", shape=(count,), device=device, align=4)
-        inputs["alpha"] = alpha
-    checks.no_overlap(OP, outputs={"out": out}, inputs=inputs)
-    if m == 0:
+    facts = checks.facts
+    optional = () if alpha is None else (alpha,)
+    checked = plan.checked(facts(out), facts(a), facts(sfa), facts(b), facts(sfb), *map(facts, optional))
+    checks.memory(OP, _ARGUMENTS, (out, a, sfa, b, sfb, *optional), checked.sizes, 1)
+    kernel = checked.kernel
+    if kernel is None:
         return Binding(None, out)
-    kernel = plan.kernels[planner.choose(m)]
-    launch = kernel.loaded.prepare(
+    caps = plan.caps
+    launch = kernel.prepare(
         {
-            "a": a_map,
-            "b": b_map,
+            "a": a,
+            "b": b,
             "sfa": sfa,
             "sfb": sfb,
             "alpha": alpha,
             "c": out,
-            "m": m,
-            "n": n,
-            "k": k,
-            "batch": batch,
-            "alpha_count": 0 if alpha is None else alpha.numel(),
-        }
+            "m": checked.m,
+            "n": caps.n,
+            "k": caps.k,
+            "batch": caps.batch,
+            "alpha_count": checked.alpha_count,
+        },
+        checked.maps,
     )
-    launch.grid = (planner.grid(kernel.spec, m, n, batch, sm_count or plan.target.sm_count), 1, 1)
+    launch.grid = (min(checked.tiles, sm_count or plan.sm_count), 1, 1)
     return Binding(launch, out)
 
 
@@ -156,8 +160,7 @@ def mm(
     m, n, k, batch = a.shape[0], b.shape[0], 2 * b.shape[1], b.shape[2]
     prepared = _plan(target.current_target(a.device), ab_dtype, sf_dtype, sf_vec_size, c_dtype, n, k, batch)
     if out is None:
-        storage = torch.empty((batch, m, n), dtype=getattr(torch, c_dtype), device=a.device)
-        out = storage.permute(1, 2, 0)
+        out = torch.empty_strided((m, n, batch), (n, 1, m * n), dtype=getattr(torch, c_dtype), device=a.device)
     return run(binding=bind(prepared, lhs=lhs, rhs=rhs, out=out, alpha=alpha, sm_count=sm_count), stream=stream)
 
 
@@ -191,33 +194,68 @@ def _plan(
     )
 
 
-def _operand(name: str, x: torch.Tensor, rows: int, k: int, batch: int, device: str) -> TensorMapArg:
+class _Checked(NamedTuple):
+    """What tensors of the same facts share; sizes are in the order of ``_ARGUMENTS``, and no kernel is for no rows."""
+
+    m: int
+    alpha_count: int
+    sizes: tuple[int, ...]
+    maps: dict[str, MapShape]
+    tiles: int
+    kernel: LoadedKernel | None
+
+
+def _check(plan: Plan, out: Facts, a: Facts, sfa: Facts, b: Facts, sfb: Facts, alpha: Facts | None = None) -> _Checked:
+    caps, device = plan.caps, plan.target.device
+    n, k, batch = caps.n, caps.k, caps.batch
+    m = a[1][0] if a[1] else 0
+    if m > caps.max_m:
+        raise ValueError(f"{OP}: A has {m} rows, more than the plan's max_m = {caps.max_m}; plan with a larger max_m")
+    a_size, a_map = _operand("A", a, m, k, batch, device)
+    b_size, b_map = _operand("B", b, n, k, batch, device)
+    sfa_size, sfb_size = _scales("SFA", sfa, m, k, batch, device), _scales("SFB", sfb, n, k, batch, device)
+    shape, strides = (m, n, batch), (n, 1, m * n)
+    c_size = checks.layout(OP, "out", out, dtype=caps.c_dtype, shape=shape, strides=strides, device=device)
+    sizes = [c_size, a_size, sfa_size, b_size, sfb_size]
+    alpha_count = 0
+    if alpha is not None:
+        alpha_count = 1 if math.prod(alpha[1]) == 1 else batch
+        sizes.append(checks.layout(OP, "alpha", alpha, dtype="float32", shape=(alpha_count,), device=device))
+    if m == 0:
+        return _Checked(0, alpha_count, tuple(sizes), {}, 0, None)
+    kernel = plan.kernels[planner.choose(m)]
+    tiles = planner.tiles(kernel.spec, m, n, batch)
+    return _Checked(m, alpha_count, tuple(sizes), {"a": a_map, "b": b_map}, tiles, kernel.loaded)
+
+
+def _operand(name: str, x: Facts, rows: int, k: int, batch: int, device: str) -> tuple[int, MapShape]:
     """Check a packed operand ``[rows, K/2, L]`` and describe it to TMA."""
     width = k // 2
-    checks.tensor(OP, name, x, dtype=_PACKED, shape=(rows, width, batch), strides=(None, 1, None), device=device)
-    pitch = x.stride(0) if rows > 1 else width
-    step = x.stride(2) if batch > 1 else max(rows, 1) * pitch
+    size = checks.layout(OP, name, x, dtype=_PACKED, shape=(rows, width, batch), strides=(None, 1, None), device=device)
+    pitch = x[2][0] if rows > 1 else width
+    step = x[2][2] if batch > 1 else max(rows, 1) * pitch
     for label, value, least in (("row", pitch, width), ("batch", step, width)):
         if value < least or value % 16:
             raise ValueError(
                 f"{OP}: {name} has a {label} stride of {value} bytes; at least {least} and a multiple of 16 is needed"
             )
-    return TensorMapArg(x, dims=(width, rows, batch), strides=(pitch, step))
+    return size, ((width, rows, batch), (pitch, step))
 
 
-def _scales(name: str, x: torch.Tensor, rows: int, k: int, batch: int, device: str) -> None:
+def _scales(name: str, x: Facts, rows: int, k: int, batch: int, device: str) -> int:
     """Check swizzled scales: the 6-D logical view, or contiguous storage (which may be larger for one matrix)."""
-    checks.tensor(OP, name, x, dtype=_SCALE, shape=None, strides=(None,) * x.ndim, device=device)
+    size = checks.layout(OP, name, x, dtype=_SCALE, shape=None, strides=checks.ANY, device=device)
+    _, shape, strides, _ = x
     needed = scales.storage_bytes(rows, k // 16, batch)
-    _, row_tiles, column_tiles, *_ = scales.storage_shape(rows, k // 16, batch)
-    if x.ndim == 6 and x.shape == (32, 4, x.shape[2], 4, column_tiles, batch):
-        x = x.permute(5, 2, 4, 0, 1, 3)
-    if not x.is_contiguous() or x.numel() < needed or (batch > 1 and x.numel() != needed):
+    dense = checks.contiguous(x) or scales.is_view(shape, strides, k // 16, batch)
+    if not dense or size < needed or (batch > 1 and size != needed):
+        _, row_tiles, column_tiles, *_ = scales.storage_shape(rows, k // 16, batch)
         raise ValueError(
-            f"{OP}: {name} has shape {tuple(x.shape)}, strides {x.stride()}; the swizzled scales of {rows} rows need "
+            f"{OP}: {name} has shape {tuple(shape)}, strides {strides}; the swizzled scales of {rows} rows need "
             f"the view [32, 4, {row_tiles}, 4, {column_tiles}, {batch}] or {needed} contiguous bytes "
             "(b12x.quantization.scales.swizzle makes them)"
         )
+    return size
 
 
 def _refuse(

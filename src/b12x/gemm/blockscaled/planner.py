@@ -79,11 +79,13 @@ def roles(caps: Caps) -> tuple[Role, ...]:
 
 def choose(m: int) -> str:
     """The role that serves a live M."""
-    return next(name for name, limit in CHOICE if limit is None or m <= limit)
+    for name, limit in CHOICE:
+        if limit is None or m <= limit:
+            return name
+    raise AssertionError("the last choice has no limit")
 
 
-def grid(kernel: KernelSpec, m: int, n: int, batch: int, sm_count: int) -> int:
-    """Persistent CTAs: one an SM, or one a tile where there are fewer tiles."""
+def tiles(kernel: KernelSpec, m: int, n: int, batch: int) -> int:
+    """Tiles of C. The launch is persistent: one CTA an SM, or one a tile where there are fewer tiles."""
     assert isinstance(kernel, BlockscaledSpec)
-    tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n) * batch
-    return min(tiles, sm_count)
+    return -(-m // kernel.tile_m) * -(-n // kernel.tile_n) * batch

@@ -11,12 +11,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
 from b12x._runtime import checks, registry, resolve, target
+from b12x._runtime.checks import Facts
 from b12x._runtime.launch import Launch, Target
 from b12x.quantization import scales
 from b12x.quantization.nvfp4 import planner
@@ -24,6 +25,9 @@ from b12x.quantization.nvfp4.planner import Caps
 
 OP = "quantization.nvfp4"
 META = registry.find_op(OP)
+
+#: Arguments and their alignment in bytes, the outputs first.
+_ARGUMENTS = (("outputs.packed_a_storage", 16), ("outputs.scale_storage", 16), ("x", 16), ("global_scale", 4))
 
 
 class Plan:
@@ -33,6 +37,7 @@ class Plan:
         self.caps = caps
         self.target = target.current_target(caps.device)
         self.kernels = resolve.resolve_all(OP, planner.roles(caps), self.target, caps)
+        self.checked = lru_cache(maxsize=1024)(partial(_check, self))
 
     def explain(self) -> str:
         """Which kernel serves each role, and why."""
@@ -42,27 +47,35 @@ class Plan:
         """Shape and dtype of each output storage."""
         return _storage(self.caps.m, self.caps.k)
 
-    def bind(self, **tensors: Any) -> Binding:
-        return bind(self, **tensors)
+    def bind(self, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Outputs) -> Binding:
+        """As :func:`bind`."""
+        return bind(self, x=x, global_scale=global_scale, outputs=outputs)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Output storage and its views as operands of ``gemm.blockscaled``.
+    """Output storage and its views as operands of ``gemm.blockscaled``, which are made when they are asked for.
 
     ``packed_a_storage`` uint8 ``[1, M, K/2]``, two codes a byte, low nibble first; ``scale_storage`` uint8
-    ``[up(M, 128) * up(K/16, 4)]`` in the swizzled layout; ``packed_a_view`` ``[M, K/2, 1]``; ``scale_view``
-    ``[32, 4, R, 4, C, 1]``.
+    ``[up(M, 128) * up(K/16, 4)]`` in the swizzled layout.
     """
 
     packed_a_storage: torch.Tensor
     scale_storage: torch.Tensor
-    packed_a_view: torch.Tensor
-    scale_view: torch.Tensor
+
+    @cached_property
+    def packed_a_view(self) -> torch.Tensor:
+        """``[M, K/2, 1]``."""
+        return self.packed_a_storage.permute(1, 2, 0)
+
+    @cached_property
+    def scale_view(self) -> torch.Tensor:
+        """``[32, 4, R, 4, C, 1]``."""
+        _, m, width = self.packed_a_storage.shape
+        return scales.view(self.scale_storage, m, width // 8)
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """A checked launch; None where there are no rows."""
 
     launch: Launch | None
@@ -89,28 +102,13 @@ def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Ou
     Only the rows of ``x`` and the scale tiles that hold them are written; scales of the last tile's missing rows are 0.
     Raises TypeError for a wrong dtype, ValueError for shape, stride, device, alignment or overlap.
     """
-    m, k, device = plan.caps.m, plan.caps.k, plan.target.device
-    checks.tensor(OP, "x", x, dtype=plan.caps.dtype, shape=(None, k), device=device)
-    checks.tensor(OP, "global_scale", global_scale, dtype="float32", shape=(1,), device=device, align=4)
-    rows = x.shape[0]
-    if rows > m:
-        raise ValueError(f"{OP}: x has {rows} rows, more than the plan's capacity m = {m}; plan with a larger m")
     packed, scale_storage = outputs.packed_a_storage, outputs.scale_storage
-    checks.tensor(OP, "outputs.packed_a_storage", packed, dtype="uint8", shape=(1, None, k // 2), device=device)
-    checks.tensor(OP, "outputs.scale_storage", scale_storage, dtype="uint8", shape=(None,), device=device)
-    needed = scales.storage_bytes(rows, k // 16)
-    if packed.shape[1] < rows or scale_storage.numel() < needed:
-        raise ValueError(
-            f"{OP}: outputs hold {packed.shape[1]} rows and {scale_storage.numel()} scale bytes; {rows} rows of x need "
-            f"{rows} and {needed}: allocate_outputs(plan) makes room for the plan's capacity"
-        )
-    checks.no_overlap(
-        OP,
-        outputs={"outputs.packed_a_storage": packed, "outputs.scale_storage": scale_storage},
-        inputs={"x": x, "global_scale": global_scale},
-    )
+    facts = checks.facts
+    rows, *sizes = plan.checked(facts(packed), facts(scale_storage), facts(x), facts(global_scale))
+    checks.memory(OP, _ARGUMENTS, (packed, scale_storage, x, global_scale), sizes, 2)
     if rows == 0:
         return Binding(None, outputs)
+    k = plan.caps.k
     launch = plan.kernels["quantize"].loaded.prepare(
         {
             "x": x,
@@ -172,6 +170,28 @@ def _plan(where: Target, k: int, dtype: str) -> Plan:
     return Plan(Caps(device=where.device, m=2**31 - 1, k=k, dtype=dtype))
 
 
+def _check(plan: Plan, packed: Facts, scale_storage: Facts, x: Facts, global_scale: Facts) -> tuple[int, ...]:
+    """Rows of x, then the bytes of each argument in the order of ``_ARGUMENTS``."""
+    caps, device = plan.caps, plan.target.device
+    m, k = caps.m, caps.k
+    x_size = checks.layout(OP, "x", x, dtype=caps.dtype, shape=(None, k), device=device)
+    global_size = checks.layout(OP, "global_scale", global_scale, dtype="float32", shape=(1,), device=device)
+    rows = x[1][0]
+    if rows > m:
+        raise ValueError(f"{OP}: x has {rows} rows, more than the plan's capacity m = {m}; plan with a larger m")
+    name, shape = "outputs.packed_a_storage", (1, None, k // 2)
+    packed_size = checks.layout(OP, name, packed, dtype="uint8", shape=shape, device=device)
+    name = "outputs.scale_storage"
+    scale_size = checks.layout(OP, name, scale_storage, dtype="uint8", shape=(None,), device=device)
+    capacity, needed = packed[1][1], scales.storage_bytes(rows, k // 16)
+    if capacity < rows or scale_size < needed:
+        raise ValueError(
+            f"{OP}: outputs hold {capacity} rows and {scale_size} scale bytes; {rows} rows of x need {rows} and "
+            f"{needed}: allocate_outputs(plan) makes room for the plan's capacity"
+        )
+    return rows, packed_size, scale_size, x_size, global_size
+
+
 def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {
         "packed_a_storage": ((1, m, k // 2), torch.uint8),
@@ -180,9 +200,4 @@ def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _outputs(m: int, k: int, device: Any) -> Outputs:
-    storage = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in _storage(m, k).items()}
-    return Outputs(
-        **storage,
-        packed_a_view=storage["packed_a_storage"].permute(1, 2, 0),
-        scale_view=scales.view(storage["scale_storage"], m, k // 16),
-    )
+    return Outputs(*(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in _storage(m, k).values()))

@@ -1,8 +1,9 @@
 """NVFP4 quantisation in plain numpy: the contract as arithmetic, one f32 rounding a line.
 
 Formula: per block of 16 values ``b = E4M3(min(G * (amax * c), 448))`` with c = 1/6 rounded to f32, ``r = 1/(b *
-(1/G))``, ``q = E2M1(x * r)``, all zero where b = 0; the real value is ``q * b / G``. E2M1 and E4M3 round to nearest
-even and saturate (PTX ISA 9.7.9.22, ``cvt.rn.satfinite``).
+(1/G))``, ``q = E2M1(x * r)``, all zero where b = 0 (also where G is no positive number), r the largest f32 where it
+overflows; the real value is ``q * b / G``. E2M1 and E4M3 round to nearest even and saturate (PTX ISA 9.7.9.22,
+``cvt.rn.satfinite``).
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def quantize(x: F32, global_scale: float) -> tuple[U8, U8]:
     blocks = x.reshape(rows, columns // BLOCK, BLOCK).astype(np.float32)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
         amax = np.abs(blocks).max(axis=2)
-        scales = e4m3_codes(np.minimum(scale * (amax * _ONE_SIXTH), np.float32(448)))
+        product = scale * (amax * _ONE_SIXTH)
+        scales = e4m3_codes(np.minimum(np.fmax(product, np.float32(0)), np.float32(448)))
         inverse = np.float32(1) / scale
-        factor = np.float32(1) / (e4m3_values(scales) * inverse)
+        factor = np.minimum(np.float32(1) / (e4m3_values(scales) * inverse), np.finfo(np.float32).max)
         codes = e2m1_codes(np.where(scales[..., None] == 0, np.float32(0), blocks * factor[..., None]))
     codes = codes.reshape(rows, columns)
     packed: U8 = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
