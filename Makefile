@@ -97,4 +97,4 @@ demo: .venv-demo/setup.stamp build/control-site/site.stamp
 clean:
 	rm -rf .venv .venv-demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf src/*.egg-info
+	rm -rf *.egg-info src/*.egg-info

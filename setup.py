@@ -8,6 +8,8 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 FOLDERS = {"b12x": "src/b12x", "b12x.kernels": "kernels", "b12x.build_tools": "build_tools"}
+# What of the build tools is for work on the source tree only, and is no part of a wheel.
+LEFT_OUT = ("rehost", "rehost.*", "mutants", "mutants.*")
 
 # In the source tree b12x.kernels and b12x.build_tools are folders of the root; an install puts them into the package.
 sys.path.insert(0, str(ROOT / "src"))
@@ -23,7 +25,7 @@ setup(
     packages=[
         f"{name}.{inner}" if inner else name
         for name, folder in FOLDERS.items()
-        for inner in ("", *find_packages(folder))
+        for inner in ("", *find_packages(folder, exclude=LEFT_OUT if folder == "build_tools" else ()))
     ],
     cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel},
 )

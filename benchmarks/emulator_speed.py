@@ -28,6 +28,7 @@ TILE = 128
 VARIANTS = {
     "checked": emulator.Options(),
     "eager": emulator.Options(copies="eager"),
+    "without race detection": emulator.Options(races=False),
     "unchecked": emulator.Options(copies="eager", checks=False),
     "random": emulator.Options(schedule="random"),
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from b12x._runtime import jit
 from b12x._runtime.spec import KernelSpec, spec_from_key
 
 from . import checks
@@ -95,7 +96,11 @@ def compile_specs(specs: Sequence[KernelSpec], options: BuildOptions, report: Bu
         collected = _Collected(BuildCache(options.cache), options, report, progress)
         for spec in specs:
             collected.start(spec)
-        for answer in run_tasks(collected.tasks(), options.jobs, progress.waiting):
+        tasks = collected.tasks()
+        problem = jit.unavailable() if tasks else None
+        if problem is not None:
+            raise BuildError(f"pack {report.name!r}: {len(tasks)} kernels have to be compiled, but {problem}")
+        for answer in run_tasks(tasks, options.jobs, progress.waiting):
             report.compiles += answer.compiles
             if answer.error is None:
                 collected.add(answer.task.key, [ArchBuild.from_json(data) for data in answer.builds], answer.seconds)

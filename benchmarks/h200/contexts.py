@@ -58,15 +58,20 @@ def run(prepared: Path, seed: int, report: Report) -> None:
 
 
 def _under(context: Any, launch: Callable[[], Any]) -> bool:
-    """Launch with ``context`` current; whether it was so afterwards."""
+    """Launch with ``context`` current; whether it still was afterwards."""
     cu = driver.ready()
-    driver.check("cuCtxPushCurrent", cu.cuCtxPushCurrent(context))
+    saved = _current()
+    driver.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(context))
     try:
         launch()
-        (current,) = driver.check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
-        return int(current) == int(context)
+        return int(_current()) == int(context)
     finally:
-        driver.check("cuCtxPopCurrent", cu.cuCtxPopCurrent())
+        driver.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(saved))
+
+
+def _current() -> Any:
+    (context,) = driver.check("cuCtxGetCurrent", driver.ready().cuCtxGetCurrent())
+    return context
 
 
 def _captured(context: Any, binding: blockscaled.Binding) -> bool:

@@ -93,6 +93,8 @@ def _child(arguments: argparse.Namespace, name: str, limit: float, prefix: list[
     wrong = list(found["failures"])
     if status != "0":
         wrong.append(f"exit status {status}")
+    elif not found["entries"]:
+        wrong.append("no entries")
     section = {"status": status, "seconds": round(seconds, 2), "wrong": wrong, **found}
     section["output"] = output
     print(f"   {len(found['entries'])} entries, {len(wrong)} wrong, {seconds:.1f} s", flush=True)

@@ -35,15 +35,18 @@ class Family:
 
 _GEMM = "gemm.blockscaled:recipe=nvfp4,c_dtype={},tile_m={},tile_n={},warps_m={},warps_n={}"
 
-#: The shapes of a GEMM (M, N, K, L). M ends in each group of 8 of a warp's 32 rows, both for N that lets rows of C be
-#: stored 16 bytes at a time and for one past it; among them are one K step, more K steps than stages, and a batch.
+#: The shapes of a GEMM (M, N, K, L). M ends in each group of a warp's 32 rows that is stored by an instruction of its
+#: own: 8 rows, or 4 where tile_n is 128 and N lets rows of C be stored 16 bytes at a time (73 does not). Among them are
+#: one K step, more K steps than stages, and a batch.
 _SMALL = (
-    *((m, n, 128, 1) for n in (72, 73) for m in (12, 20, 28)),
+    *((m, 72, 128, 1) for m in (12, 20, 60)),
+    *((m, 73, 128, 1) for m in (12, 20, 60)),
     (36, 73, 256, 3),
     (33, 72, 1280, 2),
 )
 _LARGE = (
-    *((m, n, 128, 1) for n in (72, 73) for m in (76, 84, 92)),
+    *((m, 72, 128, 1) for m in (72, 76, 80, 84, 88, 92, 100)),
+    *((m, 73, 128, 1) for m in (76, 84, 92)),
     (132, 73, 256, 2),
     (129, 136, 768, 2),
 )

@@ -360,3 +360,27 @@ def test_progress_elsewhere_is_plain_lines_and_a_heartbeat(monkeypatch: pytest.M
 def test_reports_are_json(tmp_path: Path) -> None:
     report = build.BuildReport("toys", tmp_path, ("sm_120a",), specs=2)
     assert json.loads(json.dumps(report.to_json()))["path"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [(None, "is not installed"), ("4.5.0", "found nvidia-cutlass-dsl 4.5.0")]
+)
+def test_without_the_compiler_one_message_says_what_to_install(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, found: str
+) -> None:
+    """Before any worker starts. What the cache holds needs no compiler."""
+    cached = BuildOptions(cache=tmp_path / "cache")
+    build_pack(manifest_of(tmp_path), tmp_path / "a", cached)
+
+    def installed(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setattr(build, "run_tasks", lambda *arguments: pytest.fail("a worker was started"))
+    with pytest.raises(BuildError) as caught:
+        build_pack(manifest_of(tmp_path), tmp_path / "b", BuildOptions())
+    for word in ("pack 'toys': 2 kernels have to be compiled", found, "needed is 4.8.1", "pip install 'b12x[jit]'"):
+        assert word in str(caught.value)
+    assert build_pack(manifest_of(tmp_path), tmp_path / "b", cached).compiles == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 import b12x
 from b12x._runtime import jit
-from b12x.cli import sass
+from b12x.cli import doctor, sass
 from b12x.quantization.nvfp4.spec import Nvfp4QuantizeSpec
 from tests.runtime.fakes import FakeDriver, ToySpec, make_artifact, make_pack
 
@@ -29,6 +31,12 @@ SPEC = Nvfp4QuantizeSpec(dtype="bfloat16")
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "unavailable", lambda: "nothing to compile with")
+
+
+@pytest.fixture
+def torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.13.0" if name == "torch" else real(name))
 
 
 @pytest.fixture
@@ -166,8 +174,9 @@ def test_commands_report_a_damaged_pack(demo: Path, b12x_command: Command) -> No
         assert "truncated or damaged (2 bytes)" in text.err
 
 
+@pytest.mark.usefixtures("no_compiler", "torch_with_cuda")
 def test_doctor_on_a_supported_device(
-    demo: Path, b12x_command: Command, fake_driver: Callable[..., FakeDriver], no_compiler: None
+    demo: Path, b12x_command: Command, fake_driver: Callable[..., FakeDriver]
 ) -> None:
     fake = fake_driver(version=13010, capabilities=((12, 1), (9, 0)))
     text = b12x_command("doctor")
@@ -194,6 +203,10 @@ def test_doctor_on_a_supported_device(
     (resolution,) = report["resolution"]
     assert resolution["target"] == "cuda:0"
     assert resolution["kernels"] == {"gemm.blockscaled": 0, "quantization.nvfp4": 2}
+    assert resolution["served_by"] == {"gemm.blockscaled": {}, "quantization.nvfp4": {"demo": 2}}
+    assert ["cuda:0", "sm_121a", "quantization.nvfp4", "2", "demo", "2"] in [
+        line.split() for line in text.out.splitlines()
+    ]
     assert report["frozen"] is False
     assert report["jit"] == "nothing to compile with"
     assert report["environment"]["B12X_PACK_PATH"] == str(demo)
@@ -275,6 +288,86 @@ def test_doctor_names_conflicts(
     assert len(b12x_command("doctor", "--json").json["conflicts"]) == 1
 
 
+@pytest.mark.usefixtures("no_compiler", "torch_with_cuda")
+def test_doctor_says_which_pack_serves_what(
+    install: Callable[..., None], tmp_path: Path, b12x_command: Command, fake_driver: Callable[..., FakeDriver]
+) -> None:
+    """A key in two packs is served by the first that has it for the device."""
+    fake_driver(capabilities=((12, 0), (12, 1)))
+    half = Nvfp4QuantizeSpec(dtype="float16")
+    one = make_pack(tmp_path / "one", SPEC, name="one", archs=("sm_120a",))
+    install(one, make_pack(tmp_path / "two", SPEC, half, name="two"))
+    report = b12x_command("doctor", "--json").json
+    served = [r["served_by"]["quantization.nvfp4"] for r in report["resolution"]]
+    assert served == [{"one": 1, "two": 1}, {"two": 2}]
+    assert [r["kernels"]["quantization.nvfp4"] for r in report["resolution"]] == [2, 2]
+
+
+@pytest.mark.usefixtures("no_compiler", "torch_with_cuda")
+@pytest.mark.parametrize("blob", ["*.cubin", "*.ptx.gz"])
+def test_doctor_reads_every_blob(
+    demo: Path, b12x_command: Command, fake_driver: Callable[..., FakeDriver], blob: str
+) -> None:
+    fake_driver()
+    file = sorted((demo / "blobs").glob(blob))[-1]
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    problem = doctor_problem(b12x_command)
+    assert str(file) in problem
+    assert "reinstall the wheel or build the pack again" in problem
+    file.unlink()
+    assert f"{file} is missing" in doctor_problem(b12x_command)
+
+
+@pytest.mark.usefixtures("no_compiler", "torch_with_cuda")
+def test_doctor_compares_the_abi(
+    install: Callable[..., None], tmp_path: Path, b12x_command: Command, fake_driver: Callable[..., FakeDriver]
+) -> None:
+    fake_driver()
+    install(make_pack(tmp_path / "old", SPEC, name="old", edit=lambda entry: replace(entry, fingerprint="5" * 64)))
+    problem = doctor_problem(b12x_command)
+    for word in ("pack 'old'", SPEC.key, "ABI fingerprint 555", "expects", "build the pack again"):
+        assert word in problem
+
+
+def test_doctor_needs_torch(demo: Path, b12x_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("B12X_TARGET", "emulator")
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    assert "torch is not installed" in (problem := doctor_problem(b12x_command))
+    assert "pip install 'torch>=2.12'" in problem
+
+
+def test_doctor_needs_a_torch_with_cuda_for_a_device(
+    demo: Path, b12x_command: Command, monkeypatch: pytest.MonkeyPatch, fake_driver: Callable[..., FakeDriver]
+) -> None:
+    fake_driver()
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.13.0+cpu")
+    assert "torch 2.13.0+cpu has no CUDA" in (problem := doctor_problem(b12x_command))
+    assert "needed is a torch built for CUDA 13" in problem
+
+
+def test_doctor_names_a_wrong_target(demo: Path, b12x_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("B12X_TARGET", "simulator")
+    assert "B12X_TARGET is 'simulator'; needed is 'emulator'" in doctor_problem(b12x_command)
+
+
+def test_unknown_arch_names_those_there_are(demo: Path, b12x_command: Command) -> None:
+    text = b12x_command("kernels", "--arch", "sm_77")
+    assert (text.status, text.out) == (1, "")
+    assert "unknown architecture 'sm_77'; needed is one of sm_120a, sm_121a: leave --arch out" in text.err
+    text = b12x_command("show", SPEC.key, "--arch", "sm_77")
+    assert (text.status, text.out) == (1, "")
+    assert "no machine code for 'sm_77'; it has sm_120a, sm_121a: choose one" in text.err
+
+
+def test_real_sass(base_pack: Path, install: Callable[..., None], b12x_command: Command) -> None:
+    """With NVIDIA's nvdisasm and the machine code of a real kernel."""
+    install(base_pack)
+    text = b12x_command("show", SPEC.key, "--sass")
+    assert text.status == 0, text.err
+    assert "EXIT" in text.out
+    assert "LDG" in text.out
+
+
 def test_build_without_the_build_tools_says_what_to_install(
     b12x_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +421,7 @@ def test_runs_as_a_module_without_torch_or_driver() -> None:
 
 
 def test_closed_pipe_is_no_traceback() -> None:
-    code = f"{sys.executable} -m b12x ops --json | true"
+    code = f"{shlex.quote(sys.executable)} -m b12x ops --json | true"
     done = subprocess.run(
         code, shell=True, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=False
     )

@@ -230,3 +230,62 @@ def test_rounding_to_integral_values(rng: np.random.Generator) -> None:
             same(elementwise(f"cvt.{mode}.f32.f32 %d, %a;", x, out=np.float32), fn(x))
     sat = elementwise("cvt.sat.f32.f32 %d, %a;", np.float32([-1, 0.5, 2, np.nan]), out=np.float32)
     assert sat.tolist() == [0, 0.5, 1, 0]
+
+
+SOURCES: dict[str, Any] = {
+    "u8": np.uint8, "s8": np.int8, "u16": np.uint16, "s16": np.int16, "f16": np.float16, "bf16": ml_dtypes.bfloat16
+}  # fmt: skip
+TARGETS: dict[str, Any] = {f"{k}{b}": np.dtype(f"{k.replace('s', 'i')}{b // 8}") for k in "us" for b in (8, 16, 32, 64)}
+ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+REFERENCE_WARNINGS = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+
+
+@REFERENCE_WARNINGS
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_16_bit_input_to_every_integer(source: str, target: str) -> None:
+    """Integers wrap, or saturate with .sat; floats are rounded and saturate, NaN is 0 or (64 bits) the top bit."""
+    dtype = TARGETS[target]
+    x = ALL16.view(np.uint8)[::2].view(SOURCES[source]) if source[1:] == "8" else ALL16.view(SOURCES[source])
+    word = {1: np.uint16, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.itemsize]
+    info = np.iinfo(dtype)
+    floating = "f" in source
+    for form in ROUNDINGS if floating else ("", ".sat"):
+        text = f"cvt.{form}.{target}.{source}" if floating else f"cvt{form}.{target}.{source}"
+        got = elementwise(f"{text} %d, %a;", ALL16, out=word).astype(dtype)
+        if floating:
+            value = ROUNDINGS[form](x.astype(np.float64))
+            nan = np.isnan(value)
+            low, high = int(info.min), int(info.max)
+            want = np.array([0 if v != v else low if v <= low else high if v >= high else int(v) for v in value], dtype)
+            if dtype.itemsize == 8:
+                want[nan] = np.array([1 << 63], np.uint64).view(dtype)[0]
+        elif form:
+            want = np.clip(x.astype(np.int64), max(info.min, -(2**15)), min(info.max, 2**16)).astype(dtype)
+        else:
+            want = x.astype(dtype)
+        assert np.array_equal(got, want), text
+
+
+@REFERENCE_WARNINGS
+@pytest.mark.parametrize("source", ["u8", "s8", "u16", "s16"])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_every_16_bit_integer_to_every_float(source: str, mode: str) -> None:
+    x = ALL16.view(np.uint8)[::2].view(SOURCES[source]) if source[1:] == "8" else ALL16.view(SOURCES[source])
+    for target, dtype, word in (("f32", np.float32, np.uint32), ("f64", np.float64, np.uint64)):
+        got = elementwise(f"cvt.{mode}.{target}.{source} %d, %a;", ALL16, out=word).view(dtype)
+        assert np.array_equal(got, x.astype(dtype))
+    for target, half in (("f16", np.float16), ("bf16", ml_dtypes.bfloat16)):
+        got = elementwise(f"cvt.{mode}.{target}.{source} %d, %a;", ALL16, out=np.uint16).view(half).astype(np.float64)
+        exact = x.astype(np.float64)
+        near = exact.astype(half).astype(np.float64)
+        # got is a neighbour of the exact value, on the side that the mode asks for
+        assert {"rn": got == near, "rm": got <= exact, "rp": got >= exact, "rz": np.abs(got) <= np.abs(exact)}[
+            mode
+        ].all()
+        unit = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 1))) - (10 if target == "f16" else 7))
+        finite = np.isfinite(got)
+        assert (np.abs(got - exact)[finite] < unit[finite]).all()
+        assert finite.all() or (target == "f16" and mode in ("rn", "rp") and source == "u16")

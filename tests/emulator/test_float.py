@@ -308,3 +308,12 @@ def test_narrowing_property(x: float, mode: str) -> None:
         dtype = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[name]
         value = code.astype(np.dtype(f"u{np.dtype(dtype).itemsize}")).view(dtype).astype(float)[0]
         assert value == exact_round(Fraction(x), mode, mantissa, emin, emax)
+
+
+@pytest.mark.parametrize(("mode", "negative"), [("rn", False), ("rz", False), ("rp", False), ("rm", True)])
+def test_a_sum_that_cancels_is_minus_zero_when_rounding_down(mode: str, negative: bool) -> None:
+    """IEEE 754 section 6.3; an H200 gave -0 for `sub.rm.f32x2` of equal numbers."""
+    x = np.float32([1.5, 2.0**-149, 3e38, 0.0])
+    difference = elementwise(f"sub.{mode}.f32 %d, %a, %b;", x, x, out=np.float32)
+    assert (difference == 0).all()
+    assert (np.signbit(difference) == negative).all()

@@ -33,12 +33,17 @@ def test_what_fits_passes() -> None:
 @pytest.mark.parametrize(
     ("value", "changes", "error", "words"),
     [
-        (None, {}, TypeError, ("x is a NoneType", "needed is a uint8 or bfloat16 tensor")),
-        ([1, 2], {}, TypeError, ("x is a list",)),
+        (None, {}, TypeError, ("x is a NoneType", "needed is a uint8 or bfloat16 tensor", "make one")),
+        ([1, 2], {}, TypeError, ("x is a list", "make one with torch.tensor(..., device='cpu')")),
         (torch.zeros(4, 2), {}, TypeError, ("dtype float32", "needed is uint8 or bfloat16", "convert it")),
         (torch.zeros(4, 2), {"dtype": "float16"}, TypeError, ("dtype float32", "needed is float16", "convert it")),
-        (torch.zeros(3, 2, dtype=torch.uint8), {}, ValueError, ("shape (3, 2)", "needed is (4, any)")),
-        (torch.zeros(4, dtype=torch.uint8), {}, ValueError, ("shape (4,)", "needed is (4, any)")),
+        (
+            torch.zeros(3, 2, dtype=torch.uint8),
+            {},
+            ValueError,
+            ("shape (3, 2)", "needed is (4, any)", "reshape or slice it"),
+        ),
+        (torch.zeros(4, dtype=torch.uint8), {}, ValueError, ("shape (4,)", "needed is (4, any)", "plan for its shape")),
         (
             torch.zeros(4, 2, dtype=torch.uint8),
             {"device": "cuda:1"},
@@ -61,7 +66,7 @@ def test_what_fits_passes() -> None:
             torch.zeros(4, 32, dtype=torch.uint8),
             {"strides": (64,)},
             ValueError,
-            ("strides (32, 1)", "needed is (64,)"),
+            ("strides (32, 1)", "needed is (64,)", "copy it"),
         ),
         (
             torch.zeros(130, dtype=torch.uint8)[2:].view(4, 32),
@@ -78,6 +83,29 @@ def test_what_does_not_fit_is_refused(
         check(value, **changes)
     for word in ("toy.copy: x ", *words):
         assert word in str(caught.value)
+
+
+def test_what_torch_negates_when_it_reads_is_refused() -> None:
+    negated = torch._neg_view(torch.ones(4, 2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"x is a tensor that torch negates .*whose memory holds.*x.resolve_neg\(\)"):
+        check(negated)
+    check(negated.resolve_neg())
+
+
+def test_sizes_are_ints_in_a_range() -> None:
+    assert checks.whole("toy.copy", "m", 7) == 7
+    for value in (1.5, 24.0, True, "4", None):
+        with pytest.raises(TypeError) as caught:
+            checks.whole("toy.copy", "m", value)
+        for word in (f"toy.copy: m is {value!r}, a {type(value).__name__}", "needed is an int", "convert it"):
+            assert word in str(caught.value)
+    for value in (0, 2**31 - 255):
+        with pytest.raises(ValueError, match=rf"toy.copy: m is {value}; needed is 1 to {2**31 - 256}: choose"):
+            checks.whole("toy.copy", "m", value)
+
+
+def test_largest_size_leaves_room_to_round_up() -> None:
+    assert -(-checks.LARGEST // 128) * 128 + 128 < 2**31
 
 
 def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from cuda.bindings import driver as bindings
 
 import b12x
@@ -213,3 +215,47 @@ def test_is_supported_never_raises(fake_driver: Callable[..., FakeDriver], monke
         assert target.is_supported("cpu")
     monkeypatch.setenv("B12X_TARGET", "emulator")
     assert target.is_supported("cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda"), "rehost"])
+@pytest.mark.parametrize("error", [AssertionError("Torch not compiled"), RuntimeError("too old (found version 12020)")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"version": 0}, ("NVIDIA driver not found", "needed is driver R580 or newer", "install it")),
+        ({"version": 12020}, ("too old: found one for CUDA 12.2", "needed is CUDA 13.0 (driver R580", "update")),
+        (
+            {"fail": {"cuInit": bindings.CUresult.CUDA_ERROR_NO_DEVICE}},
+            ("no usable GPU", "needed is an SM120 or SM121 device", "check nvidia-smi"),
+        ),
+        ({}, ("torch cannot use the GPU: found torch 2", "needed is a torch built for CUDA 13", "install that one")),
+    ],
+)
+def test_current_device_is_refused_in_the_words_of_this_library(
+    fake_driver: Callable[..., FakeDriver],
+    monkeypatch: pytest.MonkeyPatch,
+    device: Any,
+    error: Exception,
+    options: dict[str, Any],
+    words: tuple[str, ...],
+) -> None:
+    """``cuda`` without an index asks torch first, whose errors say neither what is needed nor what to do."""
+
+    def fails() -> int:
+        raise error
+
+    fake_driver(**options)
+    monkeypatch.setattr(torch.cuda, "current_device", fails)
+    choice = b12x.target("rehost:sm_90a") if device == "rehost" else contextlib.nullcontext()
+    with pytest.raises(b12x.DriverError) as caught, choice:
+        target.current_target(device)
+    for word in words:
+        assert word in str(caught.value)
+    assert not target.is_supported()
+    assert not target.is_supported("cuda")
+
+
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:", "cuda:-1", "cuda:0:1", "", [1], object(), -1, True])
+def test_is_supported_takes_anything(fake_driver: Callable[..., FakeDriver], device: Any) -> None:
+    fake_driver()
+    assert target.is_supported(device) is False

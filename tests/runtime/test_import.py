@@ -146,6 +146,21 @@ def test_user_without_a_passwd_row_and_without_a_home() -> None:
         assert "there is no home folder" in done.stderr
 
 
+def test_attributes_of_an_op_are_looked_up_once() -> None:
+    code = """
+import b12x.gemm.blockscaled.planner, b12x.gemm.blockscaled as op, b12x.gemm as group
+from b12x._runtime.lazy import attach
+names = {"Caps": ".planner", "planner": ".planner"}
+get = attach("b12x.gemm.blockscaled", names)
+assert "Caps" not in vars(op)
+assert get("Caps") is op.planner.Caps is vars(op)["Caps"] and get("planner") is op.planner
+try: get("absent")
+except AttributeError as error: print(error)
+"""
+    done = python(code)
+    assert done.stdout.strip() == "module 'b12x.gemm.blockscaled' has no attribute 'absent'", done.stderr
+
+
 def test_aliases_are_the_same_objects() -> None:
     assert b12x.freeze_compilation is b12x.freeze_kernel_resolution
     assert b12x.unfreeze_compilation is b12x.unfreeze_kernel_resolution

@@ -324,3 +324,58 @@ def test_threads_compile_one_key_once(tools: FakeToolchain) -> None:
         thread.join()
     assert sorted(origins) == ["jit", "memory", "memory", "memory"]
     assert len(tools.compiled) == 1
+
+
+def test_folders_are_private_under_any_umask(
+    tools: FakeToolchain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "new" / "cache" / "b12x"
+    monkeypatch.setenv("B12X_CACHE_DIR", str(root))
+    before = os.umask(0)
+    try:
+        assert [get()[0], get()[0]] == ["jit", "jit-cache"]
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "new", tmp_path / "new" / "cache", root, root / "jit"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_dead_writers_left_is_removed_after_a_day(tools: FakeToolchain, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "jit"
+    for name, age in ((".left.abc", 2 * jit.STALE), (".running.abc", 60.0)):
+        (folder / name / "blobs").mkdir(parents=True)
+        os.utime(folder / name, (time.time() - age,) * 2)
+    folder.chmod(0o700)
+    folder.parent.chmod(0o700)
+    get()
+    assert [path.name for path in folder.glob(".*")] == [".running.abc"]
+
+
+def test_other_kernels_are_resolved_while_one_compiles(
+    tools: FakeToolchain, install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(make_pack(tmp_path / "p", ToySpec(tile=7)))
+    started, go_on = threading.Event(), threading.Event()
+    real = jit.obtain
+
+    def slow(*arguments: Any) -> Any:
+        started.set()
+        assert go_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(jit, "obtain", slow)
+    target, origins = RecordingTarget(), []
+
+    def compile_one() -> None:
+        origins.append(resolve.resolve(role(ToySpec()), target, "toy.copy").origin)
+
+    threads = [threading.Thread(target=compile_one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(30)
+    assert resolve.resolve(role(ToySpec(tile=7)), target, "toy.copy").origin == "pack:toys"
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(origins) == ["jit", "memory"]
+    assert len(tools.compiled) == 1

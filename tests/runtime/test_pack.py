@@ -333,3 +333,13 @@ def test_one_key_with_different_bytes_in_two_packs_is_refused(
         assert word in str(caught.value)
     assert [pack.name for pack, _ in packs.holders(ToySpec(tile=8).key)] == ["two"], "other keys are served"
     assert [str(error) for error in packs.conflicts()] == [str(caught.value)]
+
+
+@pytest.mark.parametrize("entry", ["absent", "file"])
+def test_wrong_entry_of_the_path_is_named(install: Callable[..., None], tmp_path: Path, entry: str) -> None:
+    (tmp_path / "file").write_text("")
+    install(make_pack(tmp_path / "good", ToySpec()), tmp_path / entry)
+    with pytest.raises(b12x.PackError) as caught:
+        packs.installed()
+    for word in (f"B12X_PACK_PATH names '{tmp_path / entry}'", "cannot read index.json", "or take it off the variable"):
+        assert word in str(caught.value)

@@ -51,11 +51,24 @@ def test_context_is_of_one_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "words"), [("gpu", 1, "unknown target 'gpu'"), ("emulator", 0, "sm_count is 0")]
+    ("name", "count", "words"),
+    [
+        ("gpu", 1, "unknown target 'gpu'"),
+        ("emulator", 0, "sm_count is 0; needed is 1 to .*choose"),
+        ("emulator", -1, "sm_count is -1"),
+    ],
 )
 def test_wrong_choices_are_refused(name: str, count: int, words: str) -> None:
     with pytest.raises(ValueError, match=words), b12x.target(name, sm_count=count):
         pass
+
+
+@pytest.mark.parametrize("count", [2.5, "2", True, None])
+def test_sm_count_is_an_int(count: Any) -> None:
+    with pytest.raises(TypeError) as caught, b12x.target("emulator", sm_count=count):
+        pass
+    for word in ("b12x.target: sm_count is", f"a {type(count).__name__}; needed is an int", "convert it"):
+        assert word in str(caught.value)
 
 
 def test_wrong_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from b12x._runtime.errors import DriverError
+
 Extent = int | None
 #: dtype, shape, strides and device of a tensor; for another object None, (), () and the name of its type.
 Facts = tuple[Any, tuple[int, ...], tuple[int, ...], Any]
+
+#: Largest size that Caps take. A kernel rounds rows and columns up to whole tiles, of 128 at most, in int32.
+LARGEST = 2**31 - 256
+
+#: In the facts of a tensor whose values are not what its memory holds, in the place of the device.
+_NEGATED = "tensor that torch negates when it is read (is_neg())"
 
 #: For ``strides``: none is looked at.
 ANY: tuple[Extent, ...] = ()
@@ -33,25 +41,44 @@ def dtype_name(dtype: Any) -> str:
 
 
 def device_name(device: Any) -> str:
-    """``cpu`` or ``cuda:N``; ``cuda`` without an index is torch's current device."""
+    """``cpu`` or ``cuda:N``; ``cuda`` without an index is torch's current device (DriverError when it has none)."""
     try:
         return _device_names[device]
-    except (KeyError, TypeError):
+    except KeyError:
         pass
+    except TypeError:  # unhashable, so no device
+        return str(device)
     name = f"cuda:{device}" if isinstance(device, int) else str(device)
     if name == "cuda":
-        import torch
-
-        return f"cuda:{torch.cuda.current_device()}"
+        return f"cuda:{_current_device()}"
     return _device_names.setdefault(device, "cpu" if name == "cpu:0" else name)
 
 
 def facts(value: Any) -> Facts:
     """What :func:`layout` checks."""
     try:
+        if value.is_neg():
+            return None, (), (), _NEGATED
         return value.dtype, value.shape, value.stride(), value.device
     except AttributeError:
         return None, (), (), type(value).__name__
+
+
+def described(value: Any) -> str:
+    """A tensor in the text of what holds it: what it is, without the values, which would have to be copied."""
+    kind, extents, _, place = facts(value)
+    return place if kind is None else f"{dtype_name(kind)}{list(extents)} on {place}"
+
+
+def whole(op: str, name: str, value: Any, least: int = 1, most: int = LARGEST, fix: str = "") -> int:
+    """Check a size or a count: an int (TypeError) from ``least`` to ``most`` (ValueError); ``fix`` is what to do."""
+    if type(value) is not int:
+        raise TypeError(f"{op}: {name} is {value!r}, a {type(value).__name__}; needed is an int: convert it with int()")
+    if not least <= value <= most:
+        raise ValueError(
+            f"{op}: {name} is {value}; needed is {least} to {most}: {fix or 'choose a value in that range'}"
+        )
+    return value
 
 
 def layout(
@@ -63,6 +90,7 @@ def layout(
     shape: Sequence[Extent] | None,
     device: str,
     strides: Sequence[Extent] | None = None,
+    fix: str = "reshape or slice it, or plan for its shape",
 ) -> int:
     """Check what does not depend on where a tensor lies.
 
@@ -81,6 +109,8 @@ def layout(
     strides
         Required strides in elements; None accepts any stride, None for the whole means contiguous, and :data:`ANY`
         accepts all. The stride of an extent of 0 or 1 is not looked at, since nothing is addressed by it.
+    fix
+        What to do about a wrong shape, for the message.
 
     Returns
     -------
@@ -96,7 +126,7 @@ def layout(
     """
     kind, extents, steps, place = found
     if kind is None:
-        raise TypeError(f"{op}: {name} is a {place}; needed is a {_any_of(dtype)} tensor")
+        _no_tensor(op, name, place, dtype, device)
     named = dtype_name(kind)
     if named not in ((dtype,) if isinstance(dtype, str) else dtype):
         raise TypeError(f"{op}: {name} has dtype {named}; needed is {_any_of(dtype)}: convert it before the call")
@@ -105,7 +135,7 @@ def layout(
             f"{op}: {name} is on {place}; needed is {device}, the device of the plan: move it or plan for {place}"
         )
     if shape is not None and not _agree(extents, shape):
-        raise ValueError(f"{op}: {name} has shape {_text(extents)}; needed is {_text(shape)}")
+        raise ValueError(f"{op}: {name} has shape {_text(extents)}; needed is {_text(shape)}: {fix}")
     if strides is None:
         if not contiguous(found):
             _bad_strides(op, name, found, "contiguous: call .contiguous() before")
@@ -202,6 +232,32 @@ def _agree_strides(found: Sequence[int], needed: Sequence[Extent], extents: Sequ
         if f != n and n is not None and e > 1:
             return False
     return True
+
+
+def _current_device() -> int:
+    import torch
+
+    try:
+        return int(torch.cuda.current_device())
+    except (AssertionError, RuntimeError) as error:  # what torch raises without CUDA, a driver or a device
+        from b12x._runtime import driver
+
+        driver.ready()  # a driver that is missing or too old, or shows no device, is said in the words of this library
+        raise DriverError(
+            f"torch cannot use the GPU: found torch {torch.__version__}, which says {str(error).strip()!r}; needed is "
+            "a torch built for CUDA 13: install that one, or plan for the CPU inside `with b12x.target('emulator'):`"
+        ) from None
+
+
+def _no_tensor(op: str, name: str, found: str, dtype: str | tuple[str, ...], device: str) -> NoReturn:
+    if found is _NEGATED:
+        raise ValueError(
+            f"{op}: {name} is a {found}; needed is one whose memory holds its values: pass {name}.resolve_neg()"
+        )
+    raise TypeError(
+        f"{op}: {name} is a {found}; needed is a {_any_of(dtype)} tensor: make one with torch.tensor(..., "
+        f"device={device!r})"
+    )
 
 
 def _bad_strides(op: str, name: str, found: Facts, needed: str) -> NoReturn:

@@ -7,6 +7,7 @@ not at all. A cache that cannot be used safely is not an error; the kernel then 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
@@ -36,6 +37,9 @@ PACK_NAME = "jit"
 
 #: Seconds between progress lines of one compile.
 HEARTBEAT = 10.0
+
+#: Seconds after which a half-written entry of the cache was left by a process that died.
+STALE = 24 * 3600.0
 
 _warned: set[str] = set()
 _compiles = 0
@@ -73,8 +77,8 @@ def obtain(spec: KernelSpec, arch: str, missed: str) -> tuple[Artifact, Pack, st
     if arch in REHOSTS:
         raise KernelNotFoundError(
             f"{missed}\n  target {arch} takes kernels only from packs made for it, nothing is compiled for it: rehost "
-            "a pack that holds the kernel, `python -m b12x.build_tools.rehost PACK -o FOLDER`, then put FOLDER on "
-            "B12X_PACK_PATH"
+            "a pack that holds the kernel, `python -m b12x.build_tools.rehost PACK -o FOLDER` (an install from the "
+            "source tree has it), then put FOLDER on B12X_PACK_PATH"
         )
     problem = unavailable()
     if problem is not None:
@@ -120,7 +124,7 @@ def cache_folder() -> Path | None:
         return None
     folder = root / "jit"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(folder)
         for path in (root, folder):
             status = path.stat()
             if status.st_mode & stat.S_IWOTH:
@@ -138,6 +142,21 @@ def cache_folder() -> Path | None:
         _memory_only(f"{folder} cannot be used ({error.strerror}); set B12X_CACHE_DIR to a writable folder")
         return None
     return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and the missing ones above it, all for this user alone, whatever the umask lets through."""
+    if not folder.exists():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what writers that died have left: an entry is written under a hidden name and renamed."""
+    for entry in folder.glob(".*"):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > STALE:
+                shutil.rmtree(entry)
 
 
 def _cache_root() -> Path | None:
@@ -187,6 +206,7 @@ def _compile(tools: Toolchain, spec: KernelSpec, arch: str, place: Path | None) 
         try:
             if place.exists():  # damaged: what is whole was returned before
                 shutil.rmtree(place)
+            _remove_stale(place.parent)
             write_pack(place, index, blobs)
         except OSError as error:
             _memory_only(f"{place} cannot be written ({error.strerror})")

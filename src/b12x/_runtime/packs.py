@@ -41,8 +41,19 @@ def installed() -> tuple[Pack, ...]:
     global _installed
     with _lock:
         if _installed is None:
-            _installed = tuple(Pack.open(folder) for _, folder in pack_folders())
+            _installed = tuple(open_named(source, folder) for source, folder in pack_folders())
         return _installed
+
+
+def open_named(source: str, folder: Path) -> Pack:
+    """Open a folder of :func:`pack_folders`; the PackError of one that cannot be used says where it was named."""
+    try:
+        return Pack.open(folder)
+    except PackError as error:
+        if source == "b12x":
+            raise
+        remedy = "; or take it off the variable" if source == "B12X_PACK_PATH" else ""
+        raise PackError(f"{source} names {str(folder)!r}, which is no pack that can be used: {error}{remedy}") from None
 
 
 def clear() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Literal
 
 
@@ -92,8 +90,3 @@ def find_op(qualname: str) -> OpMeta:
         close = difflib.get_close_matches(qualname, _BY_NAME, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise KeyError(f"unknown op {qualname!r}; b12x has {', '.join(_BY_NAME)}{hint}") from None
-
-
-def op_module(qualname: str) -> ModuleType:
-    """Import the module of an op (KeyError as :func:`find_op`)."""
-    return importlib.import_module(f"b12x.{find_op(qualname).qualname}")

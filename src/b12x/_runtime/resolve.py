@@ -21,6 +21,8 @@ from b12x._runtime.pack import Artifact, Pack
 from b12x._runtime.spec import KernelSpec, Role
 
 _lock = threading.RLock()
+#: Held while a kernel is compiled, one at a time; taken before ``_lock``, so that others resolve what is there.
+_compiling = threading.Lock()
 _memory: dict[tuple[Target, str], LoadedKernel] = {}
 
 
@@ -66,8 +68,28 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
     ready = _memory.get((target, role.candidates[0].key))
     if ready is not None:
         return _resolved(role, target, role.candidates[0], "memory")
+    notes: list[str] = []
+    present = _present(role, target, op, notes)
+    if present is not None:
+        return present
+    hint = manifest_hint() if callable(manifest_hint) else manifest_hint
+    missed = _missed(role, target, op, notes, hint)
+    with _compiling:
+        # While this thread waited, another may have compiled the kernel, or frozen resolution.
+        present = _present(role, target, op, [])
+        if present is not None:
+            return present
+        missed = _missed(role, target, op, notes, hint)
+        spec = role.candidates[0]
+        artifact, pack, origin = jit.obtain(spec, target.arch, missed)
+        with _lock:
+            _memory[target, spec.key] = target.load(artifact, pack, spec)
+            return _resolved(role, target, spec, origin)
+
+
+def _present(role: Role, target: Target, op: str, notes: list[str]) -> ResolvedKernel | None:
+    """The first candidate that is in memory or in a pack, loaded."""
     with _lock:
-        notes: list[str] = []
         for spec in role.candidates:
             if (target, spec.key) in _memory:
                 return _resolved(role, target, spec, "memory")
@@ -81,19 +103,19 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
                     )
                 _memory[target, spec.key] = target.load(artifact, pack, spec)
                 return _resolved(role, target, spec, f"pack:{pack.name}")
-        hint = manifest_hint() if callable(manifest_hint) else manifest_hint
-        if freeze.kernel_resolution_frozen():
-            reason = freeze.freeze_reason() or "none given"
-            state = f"kernel resolution is frozen (reason: {reason}), so cute.compile may not add one"
-            raise KernelResolutionFrozenError(_miss(role, target, op, notes, hint, state))
-        if target.capturing():
-            state = "compile miss during CUDA-graph capture: plan, or call the one-shot once, before the capture"
-            raise KernelNotFoundError(_miss(role, target, op, notes, hint, state))
-        missed = _miss(role, target, op, notes, hint, "it would have to be compiled here")
-        spec = role.candidates[0]
-        artifact, pack, origin = jit.obtain(spec, target.arch, missed)
-        _memory[target, spec.key] = target.load(artifact, pack, spec)
-        return _resolved(role, target, spec, origin)
+    return None
+
+
+def _missed(role: Role, target: Target, op: str, notes: list[str], hint: str) -> str:
+    """What to say should a compile fail; raises where none may be tried."""
+    if freeze.kernel_resolution_frozen():
+        reason = freeze.freeze_reason() or "none given"
+        state = f"kernel resolution is frozen (reason: {reason}), so cute.compile may not add one"
+        raise KernelResolutionFrozenError(_miss(role, target, op, notes, hint, state))
+    if target.capturing():
+        state = "compile miss during CUDA-graph capture: plan, or call the one-shot once, before the capture"
+        raise KernelNotFoundError(_miss(role, target, op, notes, hint, state))
+    return _miss(role, target, op, notes, hint, "it would have to be compiled here")
 
 
 def find(spec: KernelSpec, target: Target, notes: list[str] | None = None) -> tuple[Artifact, Pack] | None:
@@ -103,19 +125,24 @@ def find(spec: KernelSpec, target: Target, notes: list[str] | None = None) -> tu
     when a pack was made for another ABI, PackConflictError when two packs differ.
     """
     for pack, artifact in packs.holders(spec.key):
-        expected = spec.abi().fingerprint
-        if artifact.fingerprint != expected:
-            raise PackError(
-                f"pack {pack.name!r} at {pack.path} (b12x {pack.b12x_version}, DSL {pack.dsl}) holds {spec.key} with "
-                f"ABI fingerprint {artifact.fingerprint}, but this code (b12x {__version__}) expects {expected}; build "
-                "the pack again from this source with `b12x build`, or reinstall b12x"
-            )
+        check_abi(spec, artifact, pack)
         missing = target.missing(artifact)
         if missing is None:
             return artifact, pack
         if notes is not None:
             notes.append(f"pack {pack.name!r} {missing}: {spec.key}")
     return None
+
+
+def check_abi(spec: KernelSpec, artifact: Artifact, pack: Pack) -> None:
+    """Raise PackError where a pack's kernel was made for another ABI than the spec has in the running code."""
+    expected = spec.abi().fingerprint
+    if artifact.fingerprint != expected:
+        raise PackError(
+            f"pack {pack.name!r} at {pack.path} (b12x {pack.b12x_version}, DSL {pack.dsl}) holds {spec.key} with "
+            f"ABI fingerprint {artifact.fingerprint}, but this code (b12x {__version__}) expects {expected}; build "
+            "the pack again from this source with `b12x build`, or reinstall b12x"
+        )
 
 
 def manifest_hint(op: str, caps: Any) -> str:

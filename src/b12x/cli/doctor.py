@@ -8,12 +8,15 @@ import importlib.util
 import json
 import os
 import platform
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import b12x
-from b12x._runtime import cuda_target, driver, env, jit, packs
+from b12x._runtime import cuda_target, driver, env, jit, packs, resolve, target
 from b12x._runtime.errors import DriverError, PackError
 from b12x._runtime.pack import Pack
+from b12x._runtime.spec import spec_from_key
 from b12x.cli.output import fields, table
 
 
@@ -29,7 +32,14 @@ def examine() -> dict[str, Any]:
     opened, listed = _packs()
     found_driver, devices = _devices()
     targets = [d for d in devices if d["arch"]]
-    if env.get("B12X_TARGET") == "emulator":
+    wrong = []
+    try:
+        emulated = target.emulator_chosen()
+    except ValueError as error:
+        emulated = False
+        wrong.append(str(error))
+    wrong += _installation(any_device=bool(targets) and not emulated)
+    if emulated:
         ready = importlib.util.find_spec("b12x.emulator") is not None
         targets.append(
             {"device": "cpu", "name": "emulator", "arch": "ptx", "problem": None if ready else "not installed"}
@@ -37,7 +47,8 @@ def examine() -> dict[str, Any]:
     compiling = jit.unavailable()
     resolved = [_resolved(t, opened, compiling is None) for t in targets]
     conflicts = [str(error) for error in packs.conflicts()] if all(not p["problem"] for p in listed) else []
-    problems = [p["problem"] for p in listed if p["problem"]] + conflicts
+    problems = [*wrong, *(p["problem"] for p in listed if p["problem"]), *conflicts]
+    problems += [problem for pack in opened for problem in _faults(pack)]
     if not targets:
         problems.append("no device or target can run kernels (B12X_TARGET=emulator chooses the emulator)")
     elif not any(r["usable"] for r in resolved):
@@ -84,8 +95,12 @@ def render(report: dict[str, Any]) -> str:
     ]
     parts.append(table(("pack", "named by", "holds", "path"), rows) if rows else "no packs found")
     if report["resolution"]:
-        lines = [(r["target"], r["arch"], op, n) for r in report["resolution"] for op, n in r["kernels"].items()]
-        parts.append(table(("would run on", "arch", "op", "kernels"), lines))
+        lines = [
+            (r["target"], r["arch"], op, n, ", ".join(f"{pack} {held}" for pack, held in r["served_by"][op].items()))
+            for r in report["resolution"]
+            for op, n in r["kernels"].items()
+        ]
+        parts.append(table(("would run on", "arch", "op", "kernels", "from packs"), lines))
     parts += [f"problem: {problem}" for problem in report["problems"]]
     parts.append("kernels can run here" if report["ok"] else "kernels cannot run here")
     return "\n\n".join(parts)
@@ -100,7 +115,7 @@ def _packs() -> tuple[list[Pack], list[dict[str, Any]]]:
         return [], [_pack_line("entry point", "", str(error))]
     for source, folder in folders:
         try:
-            pack = Pack.open(folder)
+            pack = packs.open_named(source, folder)
         except PackError as error:
             listed.append(_pack_line(source, str(folder), str(error)))
             continue
@@ -141,18 +156,73 @@ def _devices() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {"cuda": text, "problem": None}, devices
 
 
-def _resolved(target: dict[str, Any], opened: list[Pack], compiling: bool) -> dict[str, Any]:
-    """How many kernels of each op the packs hold for a target."""
-    counts = {op.qualname: 0 for op in b12x.list_ops()}
-    for pack in opened:
-        # An architecture is a property of a whole pack, and so is its PTX: one entry tells.
-        if target["arch"] not in ("ptx", *pack.archs):
+def _installation(any_device: bool) -> list[str]:
+    """What is wrong with what ops are called with; ``any_device`` says that they would run on a GPU."""
+    found = _version("torch")
+    if found is None:
+        return ["torch is not installed, and kernels take and give its tensors: pip install 'torch>=2.12'"]
+    if any_device and found.endswith("+cpu"):
+        return [f"torch {found} has no CUDA, so it has no tensors on a GPU; needed is a torch built for CUDA 13"]
+    return []
+
+
+def _faults(pack: Pack) -> list[str]:
+    """Every blob whose hash is wrong, and every kernel whose ABI is not that of the code which would launch it."""
+    faults: dict[str, None] = {}  # in order, once each: kernels share blobs
+    for key in sorted(pack.entries):
+        try:
+            artifact = pack.get(key)
+            assert artifact is not None
+        except PackError as error:
+            faults[str(error)] = None
             continue
+        try:
+            resolve.check_abi(spec_from_key(key), artifact, pack)
+        except PackError as error:
+            faults[str(error)] = None
+        except ValueError:
+            pass  # nothing in this installation asks for such a kernel
+        for arch in artifact.cubins:
+            _note(faults, pack.cubin, artifact, arch)
+        if artifact.ptx is not None:
+            _note(faults, pack.ptx, artifact)
+    return list(faults)
+
+
+def _note(faults: dict[str, None], read: Callable[..., object], *arguments: object) -> None:
+    try:
+        read(*arguments)
+    except PackError as error:
+        faults[str(error)] = None
+
+
+def _resolved(where: dict[str, Any], opened: list[Pack], compiling: bool) -> dict[str, Any]:
+    """How many kernels of each op a target finds in the packs, and how many of them each pack serves."""
+    served: dict[str, Counter[str]] = {op.qualname: Counter() for op in b12x.list_ops()}
+    seen: set[str] = set()
+    for pack in opened:
         for key in pack.entries:
-            op = ".".join(key.partition(":")[0].split(".")[:2])
-            counts[op] = counts.get(op, 0) + 1
-    usable = not target["problem"] and (any(counts.values()) or compiling)
-    return {"target": target["device"], "arch": target["arch"], "kernels": counts, "usable": usable}
+            if key not in seen and _holds(pack, key, where["arch"]):
+                seen.add(key)
+                served.setdefault(".".join(key.partition(":")[0].split(".")[:2]), Counter())[pack.name] += 1
+    counts = {op: held.total() for op, held in served.items()}
+    usable = not where["problem"] and (any(counts.values()) or compiling)
+    by_pack = {op: dict(held) for op, held in served.items()}
+    return {
+        "target": where["device"],
+        "arch": where["arch"],
+        "kernels": counts,
+        "served_by": by_pack,
+        "usable": usable,
+    }
+
+
+def _holds(pack: Pack, key: str, arch: str) -> bool:
+    try:
+        artifact = pack.get(key)
+    except PackError:
+        return False
+    return artifact is not None and (artifact.ptx is not None if arch == "ptx" else arch in artifact.cubins)
 
 
 def _version(distribution: str) -> str | None:

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from b12x._runtime import packs
+from b12x._runtime import cuda_target, packs
 from b12x._runtime.errors import PackError
 from b12x._runtime.pack import Artifact, Pack
 from b12x.cli import sass
@@ -20,7 +20,13 @@ def run_list(args: argparse.Namespace) -> int:
     """List kernels, sorted by key."""
     pattern = f"*{args.filter}*"
     found = []
-    for pack in _installed():
+    installed = _installed()
+    known = sorted({*cuda_target.ARCHS.values(), *(arch for pack in installed for arch in pack.archs)})
+    if args.arch is not None and args.arch not in known:
+        raise CommandError(
+            f"unknown architecture {args.arch!r}; needed is one of {', '.join(known)}: leave --arch out for all"
+        )
+    for pack in installed:
         for key in pack.keys():  # noqa: SIM118, the pack's public way
             if fnmatch.fnmatchcase(key, pattern):
                 artifact = _get(pack, key)
@@ -39,6 +45,11 @@ def run_list(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Show one kernel: ABI, resources, hashes and, if asked for, machine code."""
     pack, artifact = _find(args.key)
+    if args.arch is not None and args.arch not in artifact.cubins:
+        raise CommandError(
+            f"{args.key} has no machine code for {args.arch!r}; it has {', '.join(artifact.cubins) or 'none'}: choose "
+            "one of these"
+        )
     report: dict[str, Any] = {
         "key": args.key,
         "packs": [str(holder.path) for holder, _ in packs.holders(args.key)],
@@ -111,10 +122,8 @@ def _find(key: str) -> tuple[Pack, Artifact]:
 
 def _sass(pack: Pack, artifact: Artifact, args: argparse.Namespace) -> str:
     arch = args.arch or next(iter(artifact.cubins), "")
-    if arch not in artifact.cubins:
-        raise CommandError(
-            f"{args.key} has no machine code for {arch!r}; it has {', '.join(artifact.cubins) or 'none'}"
-        )
+    if not arch:
+        raise CommandError(f"{args.key} has no machine code, only PTX; build its pack for an architecture")
     try:
         return sass.disassemble(pack.cubin(artifact, arch))
     except PackError as error:

@@ -23,12 +23,13 @@ from .errors import (
     UnsupportedInstruction,
 )
 from .options import Options, Stats
-from .run import Program, launch, parse
+from .run import Launch, Program, launch, launch_together, parse
 
 __all__ = [
     "BarrierError",
     "Deadlock",
     "EmulatorError",
+    "Launch",
     "LaunchError",
     "Misaligned",
     "MissingProxyFence",
@@ -43,5 +44,6 @@ __all__ = [
     "TaintError",
     "UnsupportedInstruction",
     "launch",
+    "launch_together",
     "parse",
 ]

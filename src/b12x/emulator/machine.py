@@ -233,7 +233,9 @@ class Cta:
         self.copies: CopyQueue
         self.events = 0
         self.stores = 0  # that may have changed memory
-        self.polls: NDArray[np.int64] = np.zeros(file.warps, np.int64)  # strong loads of each warp since the last of those
+        self.polls: NDArray[np.int64] = np.zeros(
+            file.warps, np.int64
+        )  # strong loads of each warp since the last of those
         self.races: Races | None = None
         self.index = 0  # among the CTAs of the cluster
 

@@ -215,6 +215,34 @@ class GlobalMemory:
         raise self.outside(g, ins, addr, size, write, None)
 
 
+def share_shadows(regions: Sequence[GlobalRegion]) -> None:
+    """Makes regions that overlap (of several devices) agree on what is initialised: what one of them says is, is."""
+    order = sorted(regions, key=lambda r: r.base)
+    groups: list[list[GlobalRegion]] = []
+    end = -1
+    for region in order:
+        if region.base >= end:
+            groups.append([])
+        groups[-1].append(region)
+        end = max(end, region.base + region.buf.size)
+    for group in groups:
+        if len(group) == 1 or all(r.shadow is None for r in group):
+            continue
+        base = group[0].base
+        union = np.zeros(max(r.base + r.buf.size for r in group) - base, np.uint8)
+        parts = [union[r.base - base : r.base - base + r.buf.size] for r in group]
+        for region, part in zip(group, parts, strict=True):
+            if region.shadow is not None:
+                part |= region.shadow
+        for region, part in zip(group, parts, strict=True):
+            if region.shadow is None:
+                valid = slice(region.lead, region.end)
+                part[valid] = 0 if region.run is None else np.where(region.run[valid] > 0, 0, part[valid])
+        for region, part in zip(group, parts, strict=True):
+            region.shadow = part
+            region._views.clear()
+
+
 class SharedMemory(Space):
     """The shared memory of one CTA; nothing in it is initialised."""
 

@@ -284,7 +284,12 @@ def _sqrt_f64(a: F64, mode: str) -> F64:
 def add_rounded(a: F64, b: F64, name: str, mode: str) -> Array:
     if name == "f64":
         return fma_f64(a, np.ones_like(a), b, mode)
-    return from_f64(round_to_odd_sum(a, b), name, mode)
+    total = round_to_odd_sum(a, b)
+    if mode == "rm":
+        # A sum that cancels to zero is -0 when rounding down; two zeros of one sign keep it.
+        cancelled = (total == 0) & ~((a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b)))
+        total = np.where(cancelled, -0.0, total)
+    return from_f64(total, name, mode)
 
 
 def mul_rounded(a: F64, b: F64, name: str, mode: str) -> Array:

@@ -27,7 +27,7 @@ REDUCTIONS = ("and", "or", "xor", "add", "inc", "dec", "min", "max")
 def to_peer(d: Decoder, ins: Instr, mods: Mods, reduce: bool) -> Op:
     """st.async and red.async: a value of each thread to shared memory of a CTA of the cluster; an mbarrier there counts
     its bytes."""
-    mods.flag("weak", "relaxed", "release", "cluster", "gpu", "sys")
+    mods.flag("relaxed" if reduce else "weak", "cluster")
     if not (mods.flag("shared::cluster") and mods.flag("mbarrier::complete_tx::bytes")):
         raise d.fail("form is not supported")
     op = mods.choice(*REDUCTIONS) if reduce else ""

@@ -14,7 +14,9 @@ from .ops_int import INT_TYPES, PACKED_INT, carry_op, divide, int_add, int_binar
 from .parse import Instr
 
 Array = NDArray[Any]
-FLOAT_TYPES = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+SINGLE_FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
+FLOAT_TYPES = (*SINGLE_FLOATS, "f32x2")
+SATURATING = ("ftz", "sat")
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
@@ -37,12 +39,12 @@ def from_f32(x: Array, t: Type) -> Array:
 
 
 class Finish:
-    """The .ftz, .sat and .relu of an instruction; consumed from its modifiers."""
+    """Those of .ftz, .sat and .relu that an instruction has; consumed from its modifiers."""
 
-    def __init__(self, mods: Mods, t: Type) -> None:
-        self.ftz = mods.flag("ftz") and element(t) == "f32"
-        self.sat = mods.flag("sat")
-        self.relu = mods.flag("relu")
+    def __init__(self, mods: Mods, t: Type, allowed: tuple[str, ...]) -> None:
+        self.ftz = "ftz" in allowed and mods.flag("ftz") and element(t) == "f32"
+        self.sat = "sat" in allowed and mods.flag("sat")
+        self.relu = "relu" in allowed and mods.flag("relu")
         self.t = t
         self.plain = not (self.ftz or self.sat or self.relu)
 
@@ -68,10 +70,18 @@ class Finish:
         return lambda *args: self.output(fn(*self.inputs(args)))
 
 
-def float_op(d: Decoder, mods: Mods, t: Type, fn: Callable[..., Array], count: int, ufunc: bool = False) -> Op:
+def float_op(
+    d: Decoder,
+    mods: Mods,
+    t: Type,
+    fn: Callable[..., Array],
+    count: int,
+    ufunc: bool = False,
+    allowed: tuple[str, ...] = ("ftz",),
+) -> Op:
     """A floating-point operation on operands of one type; .f32 with a narrower second type widens all but the last."""
     narrow = mods.type("f16", "bf16") if t.name == "f32" and mods.left and mods.left[-1] in ("f16", "bf16") else None
-    finish = Finish(mods, t)
+    finish = Finish(mods, t, allowed)
     operands = d.operands(count + 1)
     srcs = [d.src(o, t) for o in operands[1:]] if narrow is None else []
     if narrow is not None:
@@ -91,38 +101,43 @@ def add(d: Decoder, ins: Instr, mods: Mods) -> Op:
     if "cc" in mods.left:
         return carry_op(d, ins, mods, False)
     mode = mods.choice(*ROUNDINGS, default="rn")
-    t = mods.type(*INT_TYPES, *PACKED_INT, *FLOAT_TYPES)
+    packed = PACKED_INT if ins.opcode == "add" else ()
+    t = mods.type(*INT_TYPES, *packed, *FLOAT_TYPES)
     if t.kind in "us":
         return int_add(d, ins, mods, t)
     sign = 1 if ins.opcode == "add" else -1
     if mode != "rn":
         fn = lambda a, b: num.add_rounded(widen(a, t), sign * widen(b, t), element(t), mode)  # noqa: E731
-        return float_op(d, mods, t, fn, 2)
+        return float_op(d, mods, t, fn, 2, allowed=SATURATING)
     op = np.add if sign > 0 else np.subtract
     if t.kind == "bf":
         return float_op(d, mods, t, lambda a, b: from_f32(op(to_f32(a, t), to_f32(b, t)), t), 2)
-    return float_op(d, mods, t, op, 2, ufunc=True)
+    return float_op(d, mods, t, op, 2, ufunc=True, allowed=SATURATING)
 
 
 @decoder("mul", "mad")
 def mul(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """mul/mad (9.7.1.3, 9.7.1.4, 9.7.3.5, 9.7.3.7)."""
     mode = mods.choice(*ROUNDINGS, default="rn")
-    t = mods.type(*INT_TYPES, *FLOAT_TYPES)
+    t = mods.type(*INT_TYPES, *(FLOAT_TYPES if ins.opcode == "mul" else ("f32", "f64")))
     if t.kind in "us":
         return int_mul(d, ins, mods, t)
     if ins.opcode == "mad":
-        return fused(d, mods, t, mode)
+        return fused(d, mods, t, mode, SATURATING)
     if mode != "rn":
-        return float_op(d, mods, t, lambda a, b: num.mul_rounded(widen(a, t), widen(b, t), element(t), mode), 2)
+        return float_op(
+            d, mods, t, lambda a, b: num.mul_rounded(widen(a, t), widen(b, t), element(t), mode), 2, allowed=SATURATING
+        )
     if t.kind == "bf":
         return float_op(d, mods, t, lambda a, b: from_f32(to_f32(a, t) * to_f32(b, t), t), 2)
-    return float_op(d, mods, t, np.multiply, 2, ufunc=True)
+    return float_op(d, mods, t, np.multiply, 2, ufunc=True, allowed=SATURATING)
 
 
-def fused(d: Decoder, mods: Mods, t: Type, mode: str) -> Op:
+def fused(d: Decoder, mods: Mods, t: Type, mode: str, allowed: tuple[str, ...]) -> Op:
     name = element(t)
-    return float_op(d, mods, t, lambda a, b, c: num.fma(widen(a, t), widen(b, t), widen(c, t), name, mode), 3)
+    return float_op(
+        d, mods, t, lambda a, b, c: num.fma(widen(a, t), widen(b, t), widen(c, t), name, mode), 3, allowed=allowed
+    )
 
 
 @decoder("fma")
@@ -131,18 +146,18 @@ def fma(d: Decoder, ins: Instr, mods: Mods) -> Op:
     mode = mods.choice(*ROUNDINGS)
     if not mode:
         raise d.fail("fma without rounding")
-    return fused(d, mods, mods.type(*FLOAT_TYPES), mode)
+    return fused(d, mods, mods.type(*FLOAT_TYPES), mode, (*SATURATING, "relu"))
 
 
 @decoder("neg", "abs")
 def sign(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """neg/abs (9.7.1.11, 9.7.1.10, 9.7.3.10, 9.7.3.9): on floats only the sign bit changes."""
-    t = mods.type("s16", "s32", "s64", *FLOAT_TYPES)
+    t = mods.type("s16", "s32", "s64", *SINGLE_FLOATS)
     dst, a = d.operands(2)
     if t.kind == "s":
         fn = np.negative if ins.opcode == "neg" else np.abs
         return d.alu(d.dst(dst, t), [d.src(a, t)], fn, ufunc=True)
-    finish = Finish(mods, t)
+    finish = Finish(mods, t, ("ftz",))
     bits = np.dtype(f"u{np.dtype(t.dtype).itemsize}")
     top = bits.type(1 << (bits.itemsize * 8 - 1))
     flip = ins.opcode == "neg"
@@ -158,7 +173,7 @@ def sign(d: Decoder, ins: Instr, mods: Mods) -> Op:
 @decoder("min", "max")
 def minmax(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """min/max (9.7.1.12, 9.7.1.13, 9.7.3.11, 9.7.3.12, 9.7.4.7), with .NaN, .xorsign.abs and a third input."""
-    t = mods.type(*INT_TYPES, *PACKED_INT, *FLOAT_TYPES)
+    t = mods.type(*INT_TYPES, *PACKED_INT, *SINGLE_FLOATS)
     low = ins.opcode == "min"
     if t.kind in "us":
         relu = mods.flag("relu")
@@ -249,9 +264,10 @@ def approximate(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """The approximate functions (9.7.3.16 to 9.7.3.21, 9.7.4.9, 9.7.4.10), computed in float64."""
     if not mods.flag("approx"):
         raise d.fail("only .approx is supported")
-    types = {"rsqrt": ("f32", "f64"), "ex2": FLOAT_TYPES, "tanh": FLOAT_TYPES}.get(ins.opcode, ("f32",))
+    half = ("f32", "f16", "f16x2", "bf16", "bf16x2")
+    types = {"rsqrt": ("f32", "f64"), "ex2": half, "tanh": half}.get(ins.opcode, ("f32",))
     t = mods.type(*types)
-    return float_op(d, mods, t, unary64(_APPROX[ins.opcode], t), 1)
+    return float_op(d, mods, t, unary64(_APPROX[ins.opcode], t), 1, allowed=() if ins.opcode == "tanh" else ("ftz",))
 
 
 @decoder("copysign")

@@ -198,7 +198,7 @@ def add_carry(d: Decoder, ins: Instr, mods: Mods) -> Op:
 def carry_op(d: Decoder, ins: Instr, mods: Mods, use: bool) -> Op:
     """add.cc, addc, sub.cc, subc: extended-precision arithmetic on 32 and 64 bits."""
     produce = mods.flag("cc")
-    t = mods.type("u32", "s32", "u64", "s64", "b32", "b64")
+    t = mods.type("u32", "s32", "u64", "s64")
     u = TYPES[f"u{t.bits}"]
     dst, a, b = d.operands(3)
     sub = ins.opcode.startswith("sub")

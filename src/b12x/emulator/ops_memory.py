@@ -19,26 +19,34 @@ from .parse import Address, Instr, Operand, Symbol, Vector
 Array = NDArray[Any]
 
 SPACES = ("global", *SHARED_SPACES, "param", "param::entry", "const", "local")
-MEMORY_TYPES = ("b8", "u8", "s8", *BIT_TYPES[1:], *INT_TYPES, "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "b128")
-ORDER = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys")
-STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
+MEMORY_TYPES = ("b8", "u8", "s8", *BIT_TYPES[1:], *INT_TYPES, "f32", "f64")
+SCOPES = ("cta", "cluster", "gpu", "sys")
+STRONG = {
+    "ld": ("relaxed", "acquire", "volatile", "mmio"), "st": ("relaxed", "release", "volatile", "mmio"),
+}  # fmt: skip
+CACHE_OPERATORS = {"ld": ("ca", "cg", "cs", "lu", "cv", "nc", "unified"), "st": ("wb", "cg", "cs", "wt")}
 CACHE = (
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
+    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
     "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B",
-    "L2::256B", "unified",
+    "L2::256B",
 )  # fmt: skip
 
 
 def memory_form(d: Decoder, mods: Mods) -> tuple[str, Type, int, bool, bool]:
     """(state space, element type, vector length, whether a cache policy operand follows, whether it is strong)."""
-    strong = bool(mods.choice(*STRONG))
-    mods.flag(*ORDER)
-    space = mods.choice(*SPACES)
+    opcode = d.ins.opcode
+    strong = bool(mods.choice(*STRONG[opcode]))
+    if strong:
+        mods.flag("relaxed", *SCOPES)  # .mmio.relaxed
+    else:
+        mods.flag("weak")
+    space = mods.choice(*(SPACES if opcode == "ld" else ("global", *SHARED_SPACES, "local")))
+    mods.flag(*CACHE_OPERATORS[opcode])
     mods.flag(*CACHE)
     hint = mods.flag("L2::cache_hint")
     vec = int(mods.choice("v2", "v4", "v8", default="v1")[1:])
     t = mods.type(*MEMORY_TYPES)
-    if t.bits * vec > 256 or t.bits == 128:
+    if t.bits * vec > 256:
         raise d.fail("access width")
     return space, t, vec, hint, strong
 
@@ -68,9 +76,9 @@ def deliver(g: Group, dsts: Sequence[Dest], data: Array, bits: Array | None, ori
                 cta.clear_shadow(g, dst.rid)
 
 
-@decoder("ld", "ldu")
+@decoder("ld")
 def load(d: Decoder, ins: Instr, mods: Mods) -> Op:
-    """ld (9.7.9.8), ld.global.nc (9.7.9.9), ldu (9.7.9.10)."""
+    """ld (9.7.9.8), ld.global.nc (9.7.9.9)."""
     space, t, vec, hint, strong = memory_form(d, mods)
     operands = d.operands(3 if hint else 2)
     if hint:
@@ -162,12 +170,19 @@ def store(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
 # Atomics run lane by lane in lane order: any order is allowed, and a fixed one makes runs repeatable.
 
+BITWISE, ORDERED = ("b32", "b64"), ("u32", "s32", "u64", "s64")
+ATOMIC_TYPES = {
+    "and": BITWISE, "or": BITWISE, "xor": BITWISE, "exch": BITWISE, "cas": ("b16", *BITWISE), "inc": ("u32",),
+    "dec": ("u32",), "min": ORDERED, "max": ORDERED,
+    "add": ("u32", "s32", "u64", "f32", "f64", "f16", "f16x2", "bf16", "bf16x2"),
+}  # fmt: skip
+ATOMIC_VECTORS = ("f32", "f16", "f16x2", "bf16", "bf16x2")
 Combine = Callable[[Array, Array, Array], Array]
 
 
 def combine(d: Decoder, op: str, t: Type) -> Combine:
     """The new value from (old, b, c)."""
-    if t.kind == "bf" or t.name == "f16x2":
+    if t.kind == "bf" or t.name in ("f16", "f16x2"):
         if op not in ("add", "min", "max"):
             raise d.fail("operation")
 
@@ -199,13 +214,19 @@ def atomic(d: Decoder, ins: Instr, mods: Mods) -> Op:
         from .ops_async import to_peer
 
         return to_peer(d, ins, mods, reduce=True)
-    mods.flag(*ORDER)
+    red = ins.opcode == "red"
+    mods.choice(*(("relaxed", "release") if red else ("relaxed", "acquire", "release", "acq_rel")))
+    mods.flag(*SCOPES)
     space = mods.choice("global", *SHARED_SPACES)
-    op = mods.choice("add", "and", "or", "xor", "exch", "cas", "min", "max", "inc", "dec")
+    op = mods.choice("add", "and", "or", "xor", "min", "max", "inc", "dec", *(() if red else ("exch", "cas")))
     mods.flag("noftz")
     hint = mods.flag("L2::cache_hint")
     vec = int(mods.choice("v2", "v4", "v8", default="v1")[1:])
-    t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
+    if not op:
+        raise d.fail("operation")
+    t = mods.type(*(ATOMIC_TYPES[op] if vec == 1 else ATOMIC_VECTORS if op == "add" else ATOMIC_VECTORS[1:]))
+    if vec > 1 and (space not in ("global", "") or op not in ("add", "min", "max") or t.bits * vec > 128):
+        raise d.fail("vector form")
     fn = combine(d, op, t)
     operands = list(ins.operands)
     if hint:
@@ -325,7 +346,7 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
     shape = mods.choice("m8n8", "m8n16", "m16n16")
     count = int(mods.choice("x1", "x2", "x4", default="x0")[1:])
     trans = mods.flag("trans")
-    space = mods.choice(*SHARED_SPACES, default="shared")
+    space = mods.choice("shared", "shared::cta", default="shared")
     square = shape == "m16n16"
     if shape == "m8n8":
         bits = 16 if mods.flag("b16") else 0
@@ -335,7 +356,7 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
         bits = {"b4x16_p64": 4, "b6x16_p32": 6}.get(mods.choice("b4x16_p64", "b6x16_p32"), 0)
         bits = bits if mods.flag("b8x16") else 0
     fits = trans and count in (1, 2) if square else not trans or bits == 16
-    if not count or not bits or not shape or space == "shared::cluster" or not fits:
+    if not count or not bits or not shape or not fits:
         raise d.fail("form is not supported")
     dst, a = d.operands(2)
     dsts = [d.dst(o, TYPES["b32"]) for o in items_of(dst)]
@@ -394,13 +415,13 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
     narrow = shape == "m16n8"
     count = int(mods.choice("x1", "x2", "x4", default="x0")[1:])
     trans = mods.flag("trans")
-    space = mods.choice(*SHARED_SPACES, default="shared")
+    space = mods.choice("shared", "shared::cta", default="shared")
     mods.type("b8" if narrow else "b16")
     if narrow and not trans:
         raise d.fail("form is not supported")
     a, src = d.operands(2)
     srcs = [d.src(o, TYPES["b32"]) for o in items_of(src)]
-    if not count or len(srcs) != count or space == "shared::cluster":
+    if not count or len(srcs) != count:
         raise d.fail("form is not supported")
     addr, base = address(d, a, space)
     rids = tuple(s.rid for s in srcs)

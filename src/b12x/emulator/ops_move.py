@@ -13,7 +13,7 @@ from . import numerics as num
 from .decode import TYPES, Decoder, Mods, Op, Source, Type, decoder, spread
 from .machine import Group
 from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from .ops_float import FLOAT_TYPES, to_f32
+from .ops_float import SINGLE_FLOATS, to_f32
 from .ops_int import BIT_TYPES, INT_TYPES
 from .parse import Imm, Instr, Pair, Special, Vector
 
@@ -24,7 +24,7 @@ CLOCKS = ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "glob
 @decoder("mov")
 def mov(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """mov (9.7.9.3, 9.7.9.4), also between a vector of parts and one register, and from special registers."""
-    t = mods.type(*BIT_TYPES, *INT_TYPES, "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "b128")
+    t = mods.type(*BIT_TYPES, *INT_TYPES, "f32", "f64")
     dst, a = d.operands(2)
     if isinstance(dst, Vector):
         return unpack(d, ins, t, dst, a)
@@ -32,8 +32,6 @@ def mov(d: Decoder, ins: Instr, mods: Mods) -> Op:
         return pack(d, ins, t, dst, a)
     if isinstance(a, Special) and a.name in CLOCKS:
         return clock(d, ins, t, dst, a.name)
-    if t.bits == 128:
-        raise d.fail("128-bit registers")
     bits = TYPES["pred" if t.kind == "p" else f"b{t.bits}"]
     src = d.src(a, bits)
     out = d.dst(dst, bits)
@@ -53,8 +51,6 @@ def mov(d: Decoder, ins: Instr, mods: Mods) -> Op:
 
 def unpack(d: Decoder, ins: Instr, t: Type, dst: Vector, a: Any) -> Op:
     part = TYPES[f"b{t.bits // len(dst.items)}"]
-    if t.bits == 128:
-        raise d.fail("128-bit registers")
     src = d.src(a, TYPES[f"b{t.bits}"])
     outs = [d.dst(o, part) for o in dst.items]
     count = len(outs)
@@ -120,7 +116,7 @@ def cvta(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """cvta (9.7.9.20): generic addresses carry the window in their upper byte; global ones are themselves."""
     to = mods.flag("to")
     space = mods.choice("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local", "param::entry")
-    t = mods.type("u64", "b64", "u32")
+    t = mods.type("u64")
     dst, a = d.operands(2)
     window = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW}.get(
         space, PARAM_WINDOW if space.startswith("param") else LOCAL_WINDOW if space == "local" else 0
@@ -129,7 +125,7 @@ def cvta(d: Decoder, ins: Instr, mods: Mods) -> Op:
     low = t.dtype((1 << min(56, t.bits)) - 1)
 
     def fn(x: Array) -> Array:
-        if not window or t.bits == 32:
+        if not window:
             return x
         result: Array = x & low if to else x | t.dtype(window)
         return result
@@ -153,7 +149,7 @@ def isspacep(d: Decoder, ins: Instr, mods: Mods) -> Op:
 @decoder("selp")
 def selp(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """selp (9.7.6.3)."""
-    t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
+    t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64")
     bits = TYPES[f"b{t.bits}"]
     dst, a, b, c = d.operands(4)
     sa, sb, sc = d.src(a, t), d.src(b, t), d.src(c, TYPES["pred"])
@@ -171,13 +167,14 @@ def selp(d: Decoder, ins: Instr, mods: Mods) -> Op:
 @decoder("slct")
 def slct(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """slct (9.7.6.4): a where c >= 0, else b."""
-    mods.flag("ftz")
+    ftz = mods.flag("ftz")
     t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64")
     tc = mods.type("s32", "f32")
     dst, a, b, c = d.operands(4)
     bits = TYPES[f"b{t.bits}"]
     srcs = [Source(d.src(a, t).rid, bits), Source(d.src(b, t).rid, bits), d.src(c, tc)]
-    return d.alu(d.dst(dst, bits), srcs, lambda a, b, c: np.where(c >= 0, a, b))
+    condition = num.flush if ftz and tc.name == "f32" else lambda c: c
+    return d.alu(d.dst(dst, bits), srcs, lambda a, b, c: np.where(condition(c) >= 0, a, b))
 
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
@@ -217,9 +214,7 @@ def setp(d: Decoder, ins: Instr, mods: Mods) -> Op:
     op = mods.choice(*_OPS)
     combine = mods.choice(*_COMBINE)
     ftz = mods.flag("ftz")
-    t = mods.type("b16", "b32", "b64", *INT_TYPES, *FLOAT_TYPES)
-    if t.name == "f32x2":
-        raise d.fail("type")
+    t = mods.type("b16", "b32", "b64", *INT_TYPES, *SINGLE_FLOATS)
     compare = comparison(op, t)
     operands = d.operands(4 if combine else 3)
     dst = operands[0]
@@ -259,25 +254,33 @@ def setp(d: Decoder, ins: Instr, mods: Mods) -> Op:
 def set_(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """set (9.7.6.1): all ones (or 1.0) where the comparison holds."""
     op = mods.choice(*_OPS)
-    mods.flag("ftz")
+    ftz = mods.flag("ftz")
     to = mods.type("u32", "s32", "f32", "u16", "s16")
     t = mods.type("b16", "b32", "b64", *INT_TYPES, "f32", "f64", "f16", "bf16")
     compare = comparison(op, t)
     yes = to.dtype(1) if to.kind == "f" else np.array(-1).astype(to.dtype)[()]
     dst, a, b = d.operands(3)
-    return d.alu(
-        d.dst(dst, to),
-        [d.src(a, t), d.src(b, t)],
-        lambda a, b: np.where(compare(to_f32(a, t), to_f32(b, t)), yes, to.dtype(0)),
-    )
+
+    def fn(a: Array, b: Array) -> Array:
+        if ftz and t.name == "f32":
+            a, b = num.flush(a), num.flush(b)
+        return np.where(compare(to_f32(a, t), to_f32(b, t)), yes, to.dtype(0))
+
+    return d.alu(d.dst(dst, to), [d.src(a, t), d.src(b, t)], fn)
 
 
-@decoder("prefetch", "prefetchu", "applypriority", "discard")
+@decoder("prefetch", "prefetchu", "applypriority")
 def prefetch(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """prefetch (9.7.9.15): a hint; nothing that the emulator models."""
-    if ins.opcode == "discard":
-        raise d.fail("discard")
-    mods.flag("global", "local", "const", "param", "L1", "L2", "tensormap", "L2::evict_last", "L2::evict_normal")
+    mods.flag(
+        *{
+            "prefetch": (
+                "global", "local", "const", "param", "tensormap", "L1", "L2", "L2::evict_last", "L2::evict_normal",
+            ),
+            "prefetchu": ("L1",),
+            "applypriority": ("global", "L2::evict_normal"),
+        }[ins.opcode]
+    )  # fmt: skip
     return d.effect(ins, lambda g: None)
 
 

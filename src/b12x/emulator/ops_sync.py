@@ -25,16 +25,17 @@ Array = NDArray[Any]
 @decoder("bar", "barrier")
 def bar(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """bar/barrier (9.7.13.1), barrier.cluster (9.7.13.3), bar.warp.sync (9.7.13.2)."""
-    if mods.flag("cluster"):
+    if ins.opcode == "barrier" and mods.flag("cluster"):
         return cluster_barrier(d, ins, mods)
-    if mods.flag("warp"):
+    if ins.opcode == "bar" and mods.flag("warp"):
         mods.flag("sync")
         (mask,) = d.operands(1)
         src = d.src(mask, TYPES["b32"])
         return control(ins, "warpsync", src, (src.rid,))
     mods.flag("cta")
     action = mods.choice("sync", "arrive", "red")
-    mods.flag("aligned")
+    if ins.opcode == "barrier":
+        mods.flag("aligned")
     operands = list(ins.operands)
     reduction = ""
     dst = pred = None
@@ -60,7 +61,6 @@ def fence(d: Decoder, ins: Instr, mods: Mods) -> Op:
     d.operands(0)
     if ins.opcode == "membar":
         mods.flag("cta", "gl", "sys")
-        mods.flag("proxy") and mods.flag("alias")
         kind = "memory"
     elif mods.flag("proxy"):
         kind = mods.choice("async", "alias", "async::generic")

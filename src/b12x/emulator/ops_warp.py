@@ -52,7 +52,8 @@ def brx(d: Decoder, ins: Instr, mods: Mods) -> Op:
 @decoder("ret", "exit")
 def leave(d: Decoder, ins: Instr, mods: Mods) -> Op:
     """ret/exit (9.7.12.6, 9.7.19.3): the active lanes end."""
-    mods.flag("uni")
+    if ins.opcode == "ret":
+        mods.flag("uni")
     d.operands(0)
     guard = None if ins.guard is None else d.reg(ins.guard)
     return control(ins, "exit", guard, () if guard is None else (guard,))

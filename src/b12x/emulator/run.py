@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from .async_ import CopyQueue
 from .decode import Code, decode
 from .errors import LaunchError
 from .machine import Cta, Dim3, RegisterFile
-from .memory import GlobalMemory, SharedMemory, Space
+from .memory import GlobalMemory, SharedMemory, Space, share_shadows
 from .options import Options, Stats
 from .parse import Entry, Variable, parse_module
 from .proxies import GlobalStores
@@ -37,6 +37,20 @@ class Program:
     entries: dict[str, Entry]
     codes: dict[str, Code]
     variables: dict[str, Variable]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel for :func:`launch_together`; the fields are the arguments of :func:`launch`."""
+
+    program: Program
+    entry: str | None = None
+    grid: Sequence[int] = (1,)
+    block: Sequence[int] = (1,)
+    cluster: Sequence[int] = (1, 1, 1)
+    dynamic_smem: int = 0
+    params: Sequence[Argument] = ()
+    regions: Sequence[Region] = ()
 
 
 def parse(ptx_text: str) -> Program:
@@ -86,20 +100,49 @@ def launch(
     EmulatorError
         Whatever the kernel does wrong.
     """
+    kernel = Launch(program, entry, grid, block, cluster, dynamic_smem, params, regions)
     start = time.perf_counter()
+    job = _job(kernel, options or Options())
+    with np.errstate(all="ignore"):
+        job.run()
+    job.stats.seconds = time.perf_counter() - start
+    return job.stats
+
+
+def launch_together(launches: Sequence[Launch], options: Options | None = None) -> Stats:
+    """Runs kernels of several virtual devices at the same time, all their CTAs interleaved.
+
+    The devices share this process's memory: a kernel reaches the tensors of its peers by address where its own
+    ``regions`` list them. What one device has written is initialised for all. Kernels may wait for each other's flags
+    (``ld.acquire.sys``, ``st.release.sys``, ``red.release.sys`` and atomics); warps that poll in vain are a deadlock.
+    """
+    start = time.perf_counter()
+    options = options or Options()
+    stats = Stats()
+    jobs = [_job(kernel, options, stats) for kernel in launches]
+    share_shadows([region for job in jobs for region in job.memory.regions])
+    ctas: list[Cta] = []
+    for device, job in enumerate(jobs):
+        for cta in next(job.waves()):
+            cta.device = device
+            ctas.append(cta)
+    with np.errstate(all="ignore"):
+        Scheduler(ctas, options, stats, np.random.default_rng(options.seed)).run()
+    stats.seconds = time.perf_counter() - start
+    return stats
+
+
+def _job(kernel: Launch, options: Options, stats: Stats | None = None) -> _Job:
+    program, entry = kernel.program, kernel.entry
     if entry is None and len(program.codes) != 1:
         raise LaunchError(f"the module has {len(program.codes)} entries; name one of {sorted(program.codes)}")
     name = entry if entry is not None else next(iter(program.codes))
     if name not in program.codes:
         raise LaunchError(f"no entry {name!r}; there are {sorted(program.codes)}")
-    job = _Job(
-        program, program.codes[name], _dim3(grid), _dim3(block), _dim3(cluster), dynamic_smem, options or Options()
-    )
-    job.bind(params, regions)
-    with np.errstate(all="ignore"):
-        job.run()
-    job.stats.seconds = time.perf_counter() - start
-    return job.stats
+    grid, block, cluster = _dim3(kernel.grid), _dim3(kernel.block), _dim3(kernel.cluster)
+    job = _Job(program, program.codes[name], grid, block, cluster, kernel.dynamic_smem, options, stats or Stats())
+    job.bind(kernel.params, kernel.regions)
+    return job
 
 
 def _dim3(value: Sequence[int]) -> Dim3:
@@ -109,7 +152,15 @@ def _dim3(value: Sequence[int]) -> Dim3:
 
 class _Job:
     def __init__(
-        self, program: Program, code: Code, grid: Dim3, block: Dim3, cluster: Dim3, dynamic_smem: int, options: Options
+        self,
+        program: Program,
+        code: Code,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        dynamic_smem: int,
+        options: Options,
+        stats: Stats,
     ) -> None:
         self.program = program
         self.code = code
@@ -117,7 +168,7 @@ class _Job:
         self.block = block
         self.cluster = cluster
         self.options = options
-        self.stats = Stats()
+        self.stats = stats
         entry = code.entry
         threads = block[0] * block[1] * block[2]
         if entry.reqntid is not None and entry.reqntid != block:
@@ -169,6 +220,11 @@ class _Job:
 
     def run(self) -> None:
         rng = np.random.default_rng(self.options.seed)
+        for ctas in self.waves(max(1, self.options.concurrent // math.prod(self.cluster))):
+            Scheduler(ctas, self.options, self.stats, rng).run()
+
+    def waves(self, together: int | None = None) -> Iterator[list[Cta]]:
+        """The CTAs of ``together`` clusters at a time, or of the whole grid; a wave takes its predecessor's place."""
         cx, cy, cz = self.cluster
         origins = [
             (x, y, z)
@@ -177,17 +233,15 @@ class _Job:
             for x in range(0, self.grid[0], cx)
         ]
         size = cx * cy * cz
-        together = max(1, self.options.concurrent // size) if size == 1 else 1
-        files = [RegisterFile(self.code.rows, self.warps) for _ in range(size * min(together, len(origins)))]
+        together = min(together or len(origins), len(origins))
+        files = [RegisterFile(self.code.rows, self.warps) for _ in range(size * together)]
         shared = [SharedMemory(self.shared_bytes) for _ in files]
         for file in files:
             self._fill_constants(file)
         detectors: list[Races | None] = [None] * together
         if self.options.races and self.options.checks:
-            detectors = [
-                Races(self.code, size, self.warps, self.shared_bytes, self.options.races == "strict")
-                for _ in range(len(files) // size)
-            ]
+            strict = self.options.races == "strict"
+            detectors = [Races(self.code, size, self.warps, self.shared_bytes, strict) for _ in range(together)]
         for first in range(0, len(origins), together):
             ctas: list[Cta] = []
             for races, origin in zip(detectors, origins[first : first + together], strict=False):
@@ -202,7 +256,7 @@ class _Job:
                 if races is not None:
                     races.start(members)
             self.stats.ctas += len(ctas)
-            Scheduler(ctas, self.options, self.stats, rng).run()
+            yield ctas
 
     def _cta(self, file: RegisterFile, shared: SharedMemory, rank: int, place: Dim3, origin: Dim3) -> Cta:
         cta = Cta(self.code, file, shared, self.memory, self.options)

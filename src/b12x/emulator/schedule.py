@@ -20,6 +20,7 @@ from .machine import Cta, Fragment, Group, MBarrier, NamedBarrier
 from .memory import RANK_SHIFT
 from .options import Options, Stats
 from .races import BITS, lane_bits
+from .standing import standing
 
 Array = NDArray[Any]
 LANES = np.arange(32, dtype=np.uint32)
@@ -116,12 +117,12 @@ class Scheduler:
                 if not any(c.alive.any() for c in self.ctas):
                     break
                 if not self.unblock():
-                    raise Deadlock(f"no warp can go on:\n{self.standing()}")
+                    raise Deadlock(f"no warp can go on:\n{standing(self)}")
                 continue
             if self.turn % PATIENCE == 0 and self.only_polling() and not self.unblock():
-                raise Deadlock(f"all warps that can go on poll memory that nobody changes:\n{self.standing()}")
+                raise Deadlock(f"all warps that can go on poll memory that nobody changes:\n{standing(self)}")
             if self.stats.steps > limit:
-                raise StepLimit(f"more than {limit} steps; the warps stand here:\n{self.standing()}")
+                raise StepLimit(f"more than {limit} steps; the warps stand here:\n{standing(self)}")
             cta, fragments = self.pick()
             self.turn += 1
             for full in (True, False):
@@ -558,39 +559,6 @@ class Scheduler:
             self.parked.remove((cta, f))
             self.add(cta, f)
         return True
-
-    def standing(self) -> str:
-        """Where every warp stands, and which copies are pending."""
-        lines: list[str] = []
-        standing: list[tuple[Cta, Fragment, str]] = []
-        for cta, f in self.parked:
-            detail = ", ".join(
-                f"mbarrier {hex(a)} in phase {b.phase} waits for {b.pending} arrivals and {b.tx} bytes"
-                for b in f.barriers
-                for a, other in cta.mbarriers.items()
-                if other is b
-            )
-            standing.append((cta, f, f"waits ({detail or 'cluster barrier'})"))
-        for place in self.places.values():
-            standing += [(place.cta, f, "can go on") for f in place.fragments.values()]
-        for cta, f in self.apart.values():
-            standing.append((cta, f, "waits for the other lanes of its warp"))
-        for cta in self.ctas:
-            for warp in range(cta.alive.shape[0]):
-                for f, _ in self.at_warp_barrier.get((id(cta), warp), []):
-                    standing.append((cta, f, "waits for the other lanes of its warp"))
-            for number, barrier in cta.barriers.items():
-                for f in barrier.waiting:
-                    state = f"{barrier.arrived} of {barrier.expected} threads have arrived"
-                    standing.append((cta, f, f"waits at barrier {number}, where {state}"))
-        for cta, f, what in sorted(standing, key=lambda s: (s[0].ctaid, s[1].warp)):
-            ins = cta.code.ops[f.pc].ins
-            who = f"CTA {cta.name} warp {f.warp} ({int(f.mask.sum())} lanes)"
-            lines.append(f"  {who} at PTX line {ins.line} `{ins.text}`{ins.source}: {what}")
-        for cta in self.ctas:
-            for ins in [*(c.ins for c in cta.copies.bulk), *(c.ins for c in cta.copies.thread_copies)]:
-                lines.append(f"  CTA {cta.name}: pending is the copy of PTX line {ins.line} `{ins.text}`{ins.source}")
-        return "\n".join(lines)
 
 
 def cta_kind(cta: Cta, f: Fragment) -> str:

@@ -26,7 +26,12 @@ def storage_bytes(rows: int, columns: int, batch: int = 1) -> int:
 
 def view(storage: torch.Tensor, rows: int, columns: int, batch: int = 1) -> torch.Tensor:
     """The logical view ``[32, 4, R, 4, C, L]`` of contiguous storage; no copy."""
-    return storage.view(storage_shape(rows, columns, batch)).permute(3, 4, 1, 5, 2, 0)
+    return _storage(storage, rows, columns, batch).permute(3, 4, 1, 5, 2, 0)
+
+
+def is_storage(shape: Sequence[int], columns: int, batch: int = 1) -> bool:
+    """Whether a shape is that of storage, of any number of row tiles."""
+    return len(shape) == 6 and tuple(shape) == (batch, shape[1], -(-columns // 4), 32, 4, 4)
 
 
 def is_view(shape: Sequence[int], strides: Sequence[int], columns: int, batch: int = 1) -> bool:
@@ -57,6 +62,17 @@ def swizzle(linear: torch.Tensor) -> torch.Tensor:
 
 def unswizzle(storage: torch.Tensor, rows: int, columns: int, batch: int = 1) -> torch.Tensor:
     """Swizzled storage to linear scales ``[L, rows, columns]``."""
+    tiles = _storage(storage, rows, columns, batch).permute(0, 1, 4, 3, 2, 5)
+    _, row_tiles, _, _, column_tiles, _ = tiles.shape
+    return tiles.reshape(batch, row_tiles * 128, column_tiles * 4)[:, :rows, :columns].contiguous()
+
+
+def _storage(storage: torch.Tensor, rows: int, columns: int, batch: int) -> torch.Tensor:
+    """Storage in its shape; ValueError where it has neither that nor one dimension, as linear scales have not."""
     shape = storage_shape(rows, columns, batch)
-    tiles = storage.view(shape).permute(0, 1, 4, 3, 2, 5)
-    return tiles.reshape(batch, shape[1] * 128, shape[2] * 4)[:, :rows, :columns].contiguous()
+    if storage.shape != shape and (storage.ndim != 1 or storage.numel() != storage_bytes(rows, columns, batch)):
+        raise ValueError(
+            f"quantization.scales: storage has shape {tuple(storage.shape)}; needed are the swizzled scales of "
+            f"[{batch}, {rows}, {columns}], {list(shape)} or flat: swizzle makes them of linear scales"
+        )
+    return storage.view(shape)

@@ -11,6 +11,7 @@ from b12x._runtime import counters
 from b12x.gemm import blockscaled
 from b12x.gemm.blockscaled import planner
 from b12x.gemm.blockscaled.reference import tolerance
+from b12x.quantization import scales
 from tests.nvfp4_data import Operand, operand, random_operand
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -211,48 +212,91 @@ U8 = torch.uint8
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda t: {"lhs": (t["lhs"][0].float(), t["lhs"][1])}, TypeError, ["A has dtype float32", "uint8"]),
-        (lambda t: {"lhs": (t["lhs"][0][:, :64], t["lhs"][1])}, ValueError, ["A has shape (4, 64, 1)", "(4, 128, 1)"]),
+        (
+            lambda t: {"lhs": (t["lhs"][0].float(), t["lhs"][1])},
+            TypeError,
+            ["A has dtype float32", "uint8", "convert it"],
+        ),
+        (
+            lambda t: {"lhs": (t["lhs"][0][:, :64], t["lhs"][1])},
+            ValueError,
+            ["A has shape (4, 64, 1)", "(any, 128, 1)", "reshape"],
+        ),
         (
             lambda t: {"lhs": (torch.zeros(9, 128, 1, dtype=U8), t["lhs"][1])},
             ValueError,
-            ["9 rows", "max_m = 8", "larger max_m"],
+            ["9 rows", "max_m = 8", "plan with a larger max_m"],
         ),
         (
             lambda t: {"lhs": (torch.zeros(4, 136, 1, dtype=U8)[:, :128], t["lhs"][1])},
             ValueError,
-            ["row stride of 136 bytes", "multiple of 16"],
+            ["row stride of 136 bytes", "multiple of 16", "copy it"],
         ),
         (
             lambda t: {"lhs": (torch.zeros(128, 4, 1, dtype=U8).transpose(0, 1), t["lhs"][1])},
             ValueError,
-            ["A", "strides (1, 4, 1)", "(any, 1, any)"],
+            ["A", "strides (1, 4, 1)", "(any, 1, any)", "copy it"],
         ),
         (
             lambda t: {"lhs": (torch.zeros(4 * 128 + 8, dtype=U8)[8:].view(4, 128, 1), t["lhs"][1])},
             ValueError,
-            ["A starts", "multiple of 16"],
+            ["A starts", "multiple of 16", "or a copy"],
         ),
-        (lambda t: {"lhs": (t["lhs"][0].to("meta"), t["lhs"][1])}, ValueError, ["A is on meta", "device of the plan"]),
+        (
+            lambda t: {"lhs": (t["lhs"][0].to("meta"), t["lhs"][1])},
+            ValueError,
+            ["A is on meta", "device of the plan", "move it"],
+        ),
         (lambda t: {"lhs": (t["lhs"][0], t["lhs"][1][:-512])}, ValueError, ["SFA", "2048 contiguous bytes", "swizzle"]),
-        (lambda t: {"rhs": (t["rhs"][0], t["rhs"][1].int())}, TypeError, ["SFB has dtype int32", "float8_e4m3fn"]),
-        (lambda t: {"out": t["out"].float()}, TypeError, ["out has dtype float32", "bfloat16"]),
-        (lambda t: {"out": t["out"].permute(1, 0, 2)}, ValueError, ["out has shape (24, 4, 1)", "(4, 24, 1)"]),
+        (
+            lambda t: {"rhs": (t["rhs"][0], t["rhs"][1].int())},
+            TypeError,
+            ["SFB has dtype int32", "float8_e4m3fn", "convert it"],
+        ),
+        (lambda t: {"out": t["out"].float()}, TypeError, ["out has dtype float32", "bfloat16", "convert it"]),
+        (
+            lambda t: {"out": t["out"].permute(1, 0, 2)},
+            ValueError,
+            ["out has shape (24, 4, 1)", "(4, 24, 1)", "reshape"],
+        ),
         (
             lambda t: {"out": torch.empty(4, 32, 1, dtype=torch.bfloat16)[:, :24]},
             ValueError,
-            ["out", "strides (32, 1, 1)", "(24, 1, 96)"],
+            ["out", "strides (32, 1, 1)", "(24, 1, 96)", "copy it"],
         ),
-        (lambda t: {"alpha": torch.ones(2)}, ValueError, ["alpha has shape (2,)", "(1,)"]),
-        (lambda t: {"alpha": torch.ones(1, dtype=torch.float64)}, TypeError, ["alpha", "float64", "float32"]),
+        (lambda t: {"alpha": torch.ones(2)}, ValueError, ["alpha has shape (2,)", "(1,)", "pass one factor"]),
+        (
+            lambda t: {"alpha": torch.ones(1, dtype=torch.float64)},
+            TypeError,
+            ["alpha", "float64", "float32", "convert it"],
+        ),
     ],
 )
 def test_refusals(arguments, change, error, words):
-    """Each message names the argument, what was found and what is needed."""
+    """Each message names the argument, what was found, what is needed and what to do."""
     plan, tensors = arguments
     with pytest.raises(error) as caught:
         plan.bind(**(tensors | change(tensors)))
     assert all(word in str(caught.value) for word in ["gemm.blockscaled", *words]), caught.value
+
+
+def test_what_was_checked_before_is_not_taken_for_granted(arguments):
+    """Tensors like those of an earlier binding, and unlike them in one thing: their place, or any single fact."""
+    plan, tensors = arguments
+    for _ in range(2):
+        plan.bind(**tensors)
+        (a, sfa), out = tensors["lhs"], tensors["out"]
+        shifted = torch.zeros(a.numel() + 4, dtype=U8)[4:].as_strided(a.shape, a.stride())
+        with pytest.raises(ValueError, match="A starts at an address 4 bytes past a multiple of 16"):
+            plan.bind(**tensors | {"lhs": (shifted, sfa)})
+        storage = torch.zeros(a.numel(), dtype=U8)
+        inside = storage[: 2 * out.numel()].view(torch.bfloat16).as_strided(out.shape, out.stride())
+        with pytest.raises(ValueError, match="output out and A overlap"):
+            plan.bind(**tensors | {"lhs": (storage.as_strided(a.shape, a.stride()), sfa), "out": inside})
+        with pytest.raises(TypeError, match="out has dtype float16"):
+            plan.bind(**tensors | {"out": out.view(torch.float16)})
+        with pytest.raises(ValueError, match="out is on meta"):
+            plan.bind(**tensors | {"out": out.to("meta")})
 
 
 def test_refuses_overlap(arguments):
@@ -268,9 +312,9 @@ def test_refuses_overlap(arguments):
     ("change", "words"),
     [
         ({"k": 192}, ["k is 192", "multiple of 128", "pad the weight"]),
-        ({"c_dtype": "float64"}, ["c_dtype is 'float64'", "bfloat16, float16, float32"]),
-        ({"sf_vec_size": 32}, ["no recipe", "32", "nvfp4"]),
-        ({"n": 0}, ["n is 0", "from 1"]),
+        ({"c_dtype": "float64"}, ["c_dtype is 'float64'", "'bfloat16', 'float16', 'float32'", "convert C"]),
+        ({"sf_vec_size": 32}, ["no recipe", "32", "nvfp4", "choose"]),
+        ({"n": 0}, ["n is 0", "needed is 1 to 2147483392", "choose"]),
     ],
 )
 def test_caps_refusals(change, words):
@@ -287,7 +331,7 @@ def test_caps_refusals(change, words):
         ({"plain_fp8": True}, ValueError, "plain_fp8=True is not available"),
         ({"tile": 3}, TypeError, "no argument 'tile'"),
         ({"alpha_dtype": "float16"}, ValueError, "read as 'float32'"),
-        ({"expected_m": 0}, ValueError, "at least 1"),
+        ({"expected_m": 0}, ValueError, "needed is 1 to .*leave the hint out"),
         ({"sfb_k_replicated": True}, ValueError, "not for NVFP4"),
     ],
 )
@@ -295,3 +339,86 @@ def test_mm_refuses_what_it_does_not_do(target, rng, change, error, words):
     a, b = random_operand(rng, 1, 4, 128, "normal"), random_operand(rng, 1, 8, 128, "normal")
     with pytest.raises(error, match=words):
         blockscaled.mm(a.pair, b.pair, c_dtype="bfloat16", **RECIPE, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda t: {"lhs": t["lhs"][0]}, TypeError, ["lhs is a Tensor", "a pair of tensors", "pass lhs=(A, SFA)"]),
+        (lambda t: {"lhs": None}, TypeError, ["lhs is a NoneType", "a pair of tensors", "pass lhs=(A, SFA)"]),
+        (lambda t: {"rhs": (*t["rhs"], 1)}, TypeError, ["rhs is a tuple of 3", "a pair", "pass rhs=(B, SFB)"]),
+        (lambda t: {"lhs": ([1], t["lhs"][1])}, TypeError, ["A is a list", "needed is a uint8", "make one"]),
+        (lambda t: {"lhs": (t["lhs"][0], None)}, TypeError, ["SFA is a NoneType", "needed is a uint8", "make one"]),
+        (
+            lambda t: {"lhs": (torch.tensor(1, dtype=U8), t["lhs"][1])},
+            ValueError,
+            ["A has shape ()", "needed is (any, 128, 1)", "reshape"],
+        ),
+        (lambda t: {"out": None}, TypeError, ["out is a NoneType", "needed is a bfloat16 tensor", "make one"]),
+        (lambda t: {"alpha": 0.5}, TypeError, ["alpha is a float", "needed is a float32 tensor", "make one"]),
+        (lambda t: {"alpha": torch.tensor(1.0)}, ValueError, ["alpha has shape ()", "needed is (1,)", "1-D tensor"]),
+        (lambda t: {"alpha": torch._neg_view(torch.ones(1))}, ValueError, ["alpha", "memory holds", "resolve_neg"]),
+        (lambda t: {"sm_count": 0}, ValueError, ["sm_count is 0", "needed is 1 to", "choose"]),
+        (lambda t: {"sm_count": -1}, ValueError, ["sm_count is -1", "needed is 1 to", "choose"]),
+        (lambda t: {"sm_count": "2"}, TypeError, ["sm_count is '2'", "needed is an int", "convert"]),
+        (lambda t: {"sm_count": 2.5}, TypeError, ["sm_count is 2.5", "needed is an int", "convert"]),
+    ],
+)
+def test_wrong_types_are_refused(arguments, change, error, words):
+    plan, tensors = arguments
+    with pytest.raises(error) as caught:
+        plan.bind(**(tensors | change(tensors)))
+    assert all(word in str(caught.value) for word in ["gemm.blockscaled: ", *words]), caught.value
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_linear_scales_are_refused(arguments, rank):
+    """Those of enough bytes too, which would be read as if they were swizzled."""
+    plan, tensors = arguments
+    linear = torch.full((128, 16), 0x38, dtype=U8)
+    form = linear if rank == 2 else linear[None]
+    for name, scale in (("lhs", "SFA"), ("rhs", "SFB")):
+        with pytest.raises(ValueError, match=f"{scale} has shape") as caught:
+            plan.bind(**(tensors | {name: (tensors[name][0], form)}))
+        for word in ("swizzled scales", "[1, 1, 4, 32, 4, 4]", "2048 contiguous bytes", "scales.swizzle makes them"):
+            assert word in str(caught.value)
+    plan.bind(**(tensors | {"lhs": (tensors["lhs"][0], scales.swizzle(form))}))
+    with pytest.raises(ValueError, match="swizzle makes them of linear scales"):
+        scales.unswizzle(form, 128, 16)
+
+
+@pytest.mark.parametrize("binding", [None, 1])
+def test_run_needs_a_binding(binding):
+    with pytest.raises(TypeError, match=r"binding is a .*; needed is a Binding: make one with bind"):
+        blockscaled.run(binding=binding)
+
+
+def test_mm_needs_tensors(target, rng):
+    a, b = random_operand(rng, 1, 4, 128, "normal"), random_operand(rng, 1, 8, 128, "normal")
+    for lhs, error, words in (
+        (None, TypeError, r"lhs is a NoneType; needed is a pair of tensors: pass lhs=\(A, SFA\)"),
+        ((1, 2), TypeError, "A is a int; needed is a uint8 or float4_e2m1fn_x2 tensor: make one"),
+        ((a.tensor[:, :, 0], a.scales), ValueError, r"A has shape \(4, 64\) .*needed are .*unsqueeze"),
+    ):
+        with pytest.raises(error, match=words):
+            blockscaled.mm(lhs, b.pair, c_dtype="bfloat16", **RECIPE)
+
+
+@pytest.mark.parametrize("name", ["max_m", "n", "k", "batch"])
+@pytest.mark.parametrize("value", [1.5, 128.0, True, "4"])
+def test_caps_take_ints(name, value):
+    with pytest.raises(TypeError, match=f"{name} is {value!r}, a {type(value).__name__}; needed is an int: convert"):
+        blockscaled.Caps(**({"c_dtype": "bfloat16", "max_m": 1, "n": 8, "k": 128} | {name: value}))
+
+
+@pytest.mark.parametrize("name", ["max_m", "n", "k", "batch"])
+def test_largest_caps(name):
+    sizes = {"c_dtype": "bfloat16", "max_m": 1, "n": 8, "k": 128}
+    assert getattr(blockscaled.Caps(**(sizes | {name: 2**31 - 256})), name) == 2**31 - 256
+    with pytest.raises(ValueError, match=f"{name} is 2147483393; needed is 1 to 2147483392: choose"):
+        blockscaled.Caps(**(sizes | {name: 2**31 - 255}))
+
+
+def test_binding_does_not_print_its_tensors(arguments):
+    plan, tensors = arguments
+    assert repr(plan.bind(**tensors)).endswith(f"out=bfloat16[4, 24, 1] on {tensors['out'].device})")

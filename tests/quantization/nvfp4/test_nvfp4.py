@@ -191,7 +191,7 @@ def test_refuses_overlap(target):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"m": 0, "k": 64}, ["m is 0", "at least 1"]),
+        ({"m": 0, "k": 64}, ["m is 0", "needed is 1 to 2147483392", "choose"]),
         ({"m": 4, "k": 96}, ["k is 96", "multiple of 64", "pad"]),
         ({"m": 4, "k": 64, "dtype": "float32"}, ["float32", "bfloat16 or float16"]),
     ],
@@ -211,3 +211,67 @@ def test_run_wants_one_form(target):
         nvfp4.run(binding=binding, x=x)
     with pytest.raises(TypeError, match="either binding, or all of"):
         nvfp4.run(plan=plan, x=x)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"m": 1.5}, "m is 1.5, a float; needed is an int: convert"),
+        ({"m": True}, "m is True, a bool; needed is an int: convert"),
+        ({"m": "1"}, "m is '1', a str; needed is an int: convert"),
+        ({"k": 64.0}, "k is 64.0, a float; needed is an int: convert"),
+    ],
+)
+def test_plan_takes_ints(target, change, words):
+    with pytest.raises(TypeError, match=words):
+        nvfp4.plan(**({"m": 4, "k": 64} | change), device=target.device)
+
+
+@pytest.mark.parametrize(("m", "k"), [(2**31 - 255, 64), (2**40, 64), (4, 2**31)])
+def test_plan_has_a_largest_size(target, m, k):
+    with pytest.raises(ValueError, match="needed is 1 to 2147483392: choose"):
+        nvfp4.plan(m, k, device=target.device)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        ([1], TypeError, "x is a list; needed is a bfloat16 or float16 tensor: make one"),
+        (None, TypeError, "x is a NoneType; needed is a bfloat16 or float16 tensor: make one"),
+        (torch.zeros(64, dtype=torch.bfloat16), ValueError, r"x has shape \(64,\); needed is \(any, any\): reshape"),
+        (
+            torch._neg_view(torch.ones(4, 64, dtype=torch.bfloat16)),
+            ValueError,
+            r"x is a tensor that torch negates .*pass x.resolve_neg\(\)",
+        ),
+    ],
+)
+def test_quantize_needs_rows(target, x, error, words):
+    x = x.to(target.device) if isinstance(x, torch.Tensor) and not x.is_neg() else x
+    with pytest.raises(error, match=words):
+        nvfp4.quantize(x, torch.ones(1))
+
+
+def test_wrong_outputs_and_bindings_are_refused(target):
+    plan = nvfp4.plan(8, 64, device=target.device)
+    x = torch.zeros(1, 64, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"outputs is a tuple; needed is an Outputs: make one with allocate_outputs"):
+        nvfp4.run(plan=plan, x=x, global_scale=torch.ones(1), outputs=(1, 2))
+    with pytest.raises(TypeError, match="binding is a int; needed is a Binding: make one with bind"):
+        nvfp4.run(binding=1)
+
+
+def test_storage_of_a_plan(target):
+    """What ``allocate_outputs`` allocates, and its text, which holds no values."""
+    plan = nvfp4.plan(130, 128, device=target.device)
+    storage = plan.shapes_and_dtypes()
+    assert storage == {
+        "packed_a_storage": ((1, 130, 64), torch.uint8),
+        "scale_storage": ((2 * 2 * 512,), torch.uint8),
+    }
+    outputs = nvfp4.allocate_outputs(plan)
+    for name, (shape, dtype) in storage.items():
+        assert (tuple(getattr(outputs, name).shape), getattr(outputs, name).dtype) == (shape, dtype)
+    device = outputs.scale_storage.device
+    packed, scale = f"uint8[1, 130, 64] on {device}", f"uint8[2048] on {device}"
+    assert repr(outputs) == f"Outputs(packed_a_storage={packed}, scale_storage={scale})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -24,7 +24,7 @@ from b12x.gemm.blockscaled import planner
 from b12x.gemm.blockscaled.planner import Caps
 from b12x.quantization import scales
 
-OP = "gemm.blockscaled"
+OP = planner.OP
 META = registry.find_op(OP)
 
 Operand = tuple[torch.Tensor, torch.Tensor]
@@ -67,6 +67,9 @@ class Binding(NamedTuple):
     launch: Launch | None
     out: torch.Tensor
 
+    def __repr__(self) -> str:
+        return f"Binding(launch={self.launch!r}, out={checks.described(self.out)})"
+
 
 def plan(caps: Caps) -> Plan:
     """Resolve every kernel these Caps can need.
@@ -89,9 +92,12 @@ def bind(
 
     ``alpha`` is f32 ``[1]``, or ``[L]`` for one factor a batch entry, read when the kernel runs; None is 1.
     ``sm_count`` limits the number of CTAs. Rows of A and B may be pitched by a multiple of 16 bytes. Raises TypeError
-    for a wrong dtype, ValueError for shape, stride, device, alignment, capacity or overlap.
+    for what is no tensor or of a wrong dtype, ValueError for shape, stride, device, alignment, capacity or overlap.
     """
-    (a, sfa), (b, sfb) = lhs, rhs
+    if type(lhs) is not tuple or type(rhs) is not tuple or len(lhs) != 2 or len(rhs) != 2:
+        lhs, rhs = _pair("lhs", "(A, SFA)", lhs), _pair("rhs", "(B, SFB)", rhs)
+    a, sfa = lhs
+    b, sfb = rhs
     facts = checks.facts
     optional = () if alpha is None else (alpha,)
     checked = plan.checked(facts(out), facts(a), facts(sfa), facts(b), facts(sfb), *map(facts, optional))
@@ -116,15 +122,21 @@ def bind(
         },
         checked.maps,
     )
-    launch.grid = (min(checked.tiles, sm_count or plan.sm_count), 1, 1)
+    ctas = plan.sm_count if sm_count is None else checks.whole(OP, "sm_count", sm_count)
+    launch.grid = (min(checked.tiles, ctas), 1, 1)
     return Binding(launch, out)
 
 
 def run(*, binding: Binding, stream: Any = None) -> torch.Tensor:
     """Launch a binding on ``stream`` (the current one by default) and return its C."""
-    if binding.launch is not None:
-        binding.launch.launch(stream)
-    return binding.out
+    try:
+        launch, out = binding.launch, binding.out
+    except AttributeError:
+        found = type(binding).__name__
+        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+    if launch is not None:
+        launch.launch(stream)
+    return out
 
 
 def mm(
@@ -151,16 +163,15 @@ def mm(
     would force one, and recipes it does not have, are refused by name.
     """
     _refuse(cluster_shape_mn, alpha_dtype, expected_m, sfb_k_replicated, policy)
-    a, b = lhs[0], rhs[0]
-    if a.ndim != 3 or b.ndim != 3:
-        raise ValueError(
-            f"{OP}: A has shape {tuple(a.shape)} and B {tuple(b.shape)}; [M, K/2, L] and [N, K/2, L] are needed "
-            "(unsqueeze(-1) for one matrix)"
-        )
-    m, n, k, batch = a.shape[0], b.shape[0], 2 * b.shape[1], b.shape[2]
-    prepared = _plan(target.current_target(a.device), ab_dtype, sf_dtype, sf_vec_size, c_dtype, n, k, batch)
+    a, b = _pair("lhs", "(A, SFA)", lhs)[0], _pair("rhs", "(B, SFB)", rhs)[0]
+    try:
+        (m, _, _), (n, width, batch), device = a.shape, b.shape, a.device
+    except (AttributeError, ValueError):
+        _no_matrices(a, b)
+    k = 2 * width
+    prepared = _plan(target.current_target(device), ab_dtype, sf_dtype, sf_vec_size, c_dtype, n, k, batch)
     if out is None:
-        out = torch.empty_strided((m, n, batch), (n, 1, m * n), dtype=getattr(torch, c_dtype), device=a.device)
+        out = torch.empty_strided((m, n, batch), (n, 1, m * n), dtype=getattr(torch, c_dtype), device=device)
     return run(binding=bind(prepared, lhs=lhs, rhs=rhs, out=out, alpha=alpha, sm_count=sm_count), stream=stream)
 
 
@@ -186,7 +197,7 @@ def _plan(
             sf_dtype=sf_dtype,
             sf_vec_size=sf_vec_size,
             c_dtype=c_dtype,
-            max_m=2**31 - 1,
+            max_m=checks.LARGEST,
             n=n,
             k=k,
             batch=batch,
@@ -208,10 +219,10 @@ class _Checked(NamedTuple):
 def _check(plan: Plan, out: Facts, a: Facts, sfa: Facts, b: Facts, sfb: Facts, alpha: Facts | None = None) -> _Checked:
     caps, device = plan.caps, plan.target.device
     n, k, batch = caps.n, caps.k, caps.batch
-    m = a[1][0] if a[1] else 0
+    a_size, a_map = _operand("A", a, None, k, batch, device)
+    m = a[1][0]
     if m > caps.max_m:
         raise ValueError(f"{OP}: A has {m} rows, more than the plan's max_m = {caps.max_m}; plan with a larger max_m")
-    a_size, a_map = _operand("A", a, m, k, batch, device)
     b_size, b_map = _operand("B", b, n, k, batch, device)
     sfa_size, sfb_size = _scales("SFA", sfa, m, k, batch, device), _scales("SFB", sfb, n, k, batch, device)
     shape, strides = (m, n, batch), (n, 1, m * n)
@@ -220,7 +231,8 @@ def _check(plan: Plan, out: Facts, a: Facts, sfa: Facts, b: Facts, sfb: Facts, a
     alpha_count = 0
     if alpha is not None:
         alpha_count = 1 if math.prod(alpha[1]) == 1 else batch
-        sizes.append(checks.layout(OP, "alpha", alpha, dtype="float32", shape=(alpha_count,), device=device))
+        fix = "pass one factor, or one for each batch entry, as a 1-D tensor"
+        sizes.append(checks.layout(OP, "alpha", alpha, dtype="float32", shape=(alpha_count,), device=device, fix=fix))
     if m == 0:
         return _Checked(0, alpha_count, tuple(sizes), {}, 0, None)
     kernel = plan.kernels[planner.choose(m)]
@@ -228,34 +240,60 @@ def _check(plan: Plan, out: Facts, a: Facts, sfa: Facts, b: Facts, sfb: Facts, a
     return _Checked(m, alpha_count, tuple(sizes), {"a": a_map, "b": b_map}, tiles, kernel.loaded)
 
 
-def _operand(name: str, x: Facts, rows: int, k: int, batch: int, device: str) -> tuple[int, MapShape]:
-    """Check a packed operand ``[rows, K/2, L]`` and describe it to TMA."""
+def _operand(name: str, x: Facts, rows: int | None, k: int, batch: int, device: str) -> tuple[int, MapShape]:
+    """Check a packed operand ``[rows, K/2, L]``, of any number of rows for None, and describe it to TMA."""
     width = k // 2
     size = checks.layout(OP, name, x, dtype=_PACKED, shape=(rows, width, batch), strides=(None, 1, None), device=device)
+    rows = x[1][0]
     pitch = x[2][0] if rows > 1 else width
     step = x[2][2] if batch > 1 else max(rows, 1) * pitch
     for label, value, least in (("row", pitch, width), ("batch", step, width)):
         if value < least or value % 16:
             raise ValueError(
-                f"{OP}: {name} has a {label} stride of {value} bytes; at least {least} and a multiple of 16 is needed"
+                f"{OP}: {name} has a {label} stride of {value} bytes; needed is at least {least} and a multiple of 16: "
+                "copy it into a tensor of such strides"
             )
     return size, ((width, rows, batch), (pitch, step))
 
 
 def _scales(name: str, x: Facts, rows: int, k: int, batch: int, device: str) -> int:
-    """Check swizzled scales: the 6-D logical view, or contiguous storage (which may be larger for one matrix)."""
+    """Check swizzled scales: the 6-D logical view, or contiguous storage, 6-D or flat (for one matrix also a larger
+    one). Any other shape is refused, since linear scales may have as many bytes."""
     size = checks.layout(OP, name, x, dtype=_SCALE, shape=None, strides=checks.ANY, device=device)
     _, shape, strides, _ = x
     needed = scales.storage_bytes(rows, k // 16, batch)
-    dense = checks.contiguous(x) or scales.is_view(shape, strides, k // 16, batch)
-    if not dense or size < needed or (batch > 1 and size != needed):
-        _, row_tiles, column_tiles, *_ = scales.storage_shape(rows, k // 16, batch)
+    if len(shape) == 1 or scales.is_storage(shape, k // 16, batch):
+        swizzled = checks.contiguous(x)
+    else:
+        swizzled = scales.is_view(shape, strides, k // 16, batch)
+    if not swizzled or size < needed or (batch > 1 and size != needed):
+        storage = scales.storage_shape(rows, k // 16, batch)
+        _, row_tiles, column_tiles, *_ = storage
         raise ValueError(
-            f"{OP}: {name} has shape {tuple(shape)}, strides {strides}; the swizzled scales of {rows} rows need "
-            f"the view [32, 4, {row_tiles}, 4, {column_tiles}, {batch}] or {needed} contiguous bytes "
-            "(b12x.quantization.scales.swizzle makes them)"
+            f"{OP}: {name} has shape {tuple(shape)}, strides {tuple(strides)}; needed are the swizzled scales of "
+            f"{rows} rows, as contiguous storage {list(storage)}, as its {needed} contiguous bytes in one dimension, "
+            f"or as the view [32, 4, {row_tiles}, 4, {column_tiles}, {batch}]: b12x.quantization.scales.swizzle makes "
+            f"them of linear scales [{rows}, {k // 16}]"
         )
     return size
+
+
+def _pair(name: str, form: str, found: Any) -> Operand:
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        what = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
+        raise TypeError(f"{OP}: {name} is {what}; needed is a pair of tensors: pass {name}={form}")
+    return found[0], found[1]
+
+
+def _no_matrices(a: Any, b: Any) -> NoReturn:
+    """A or B of a one-shot call is no tensor of rank 3."""
+    for name, x in (("A", a), ("B", b)):
+        found = checks.facts(x)
+        checks.layout(OP, name, found, dtype=_PACKED, shape=None, strides=checks.ANY, device=str(found[3]))
+    raise ValueError(
+        f"{OP}: A has shape {tuple(a.shape)} and B {tuple(b.shape)}; needed are [M, K/2, L] and [N, K/2, L]: "
+        "unsqueeze(-1) makes one of a matrix"
+    )
 
 
 def _refuse(
@@ -267,13 +305,17 @@ def _refuse(
 ) -> None:
     """Arguments of the contract that this op does not act on: harmless values pass, others are named."""
     if tuple(cluster_shape_mn) != (1, 1):
-        raise ValueError(f"{OP}: cluster_shape_mn is {cluster_shape_mn}; only (1, 1) is valid")
+        raise ValueError(f"{OP}: cluster_shape_mn is {cluster_shape_mn}; needed is (1, 1): leave it out")
     if alpha_dtype not in (None, "float32"):
-        raise ValueError(f"{OP}: alpha_dtype is {alpha_dtype!r}; alpha is read as 'float32'")
-    if expected_m is not None and expected_m < 1:
-        raise ValueError(f"{OP}: expected_m is {expected_m}; a hint is at least 1, or None")
+        raise ValueError(
+            f"{OP}: alpha_dtype is {alpha_dtype!r}; alpha is read as 'float32': convert it and leave this out"
+        )
+    if expected_m is not None:
+        checks.whole(OP, "expected_m", expected_m, fix="leave the hint out, or take the M that is most common")
     if sfb_k_replicated:
-        raise ValueError(f"{OP}: sfb_k_replicated is for FP8 weights with 128 x 128 blocks, not for NVFP4")
+        raise ValueError(
+            f"{OP}: sfb_k_replicated is for FP8 weights with 128 x 128 blocks, not for NVFP4: leave it out"
+        )
     known = ("mma_tiler_mn", "load_path", "swap_ab", "rhs_values_tiled", "plain_fp8", "block_fp8")
     for name, value in policy.items():
         if name not in known:

@@ -27,7 +27,7 @@ _COLUMNS = 4096
 class BlockscaledCase(Case):
     """``C [M, N, L]`` with one alpha for each of the L entries; ``distribution`` is that of A.
 
-    B has the same one, or ``octaves`` where A is one-hot.
+    B has the same one; where A is one-hot, B has ``octaves`` and there is no alpha.
     """
 
     m: int
@@ -53,7 +53,8 @@ class BlockscaledCase(Case):
         a = random_operand(generator, self.m, self.k, self.distribution, self.batch)
         other = "octaves" if self.distribution == "onehot" else self.distribution
         b = random_operand(generator, self.n, self.k, other, self.batch)
-        alpha = torch.rand(self.batch, generator=generator, device=device) + 0.5
+        with_alpha = self.distribution != "onehot"
+        alpha = torch.rand(self.batch, generator=generator, device=device) + 0.5 if with_alpha else None
         count = self.batch * self.m * self.n
         buffer = torch.full((count + 2 * _GUARD,), math.nan, dtype=getattr(torch, self.c_dtype), device=device)
         c = buffer[_GUARD : _GUARD + count].view(self.batch, self.m, self.n)
@@ -67,10 +68,13 @@ class BlockscaledCase(Case):
             bytes=self.batch * operand_bytes + count * ITEMSIZE[self.c_dtype],
         )
 
-    def _judge(self, a: Operand, b: Operand, alpha: torch.Tensor, c: torch.Tensor, buffer: torch.Tensor) -> Judgement:
+    def _judge(
+        self, a: Operand, b: Operand, alpha: torch.Tensor | None, c: torch.Tensor, buffer: torch.Tensor
+    ) -> Judgement:
         """The bound is that of :func:`b12x.gemm.blockscaled.reference.tolerance`."""
         tally = Tally()
-        rows, factors = a.values(), alpha.double().view(-1, 1, 1)
+        rows = a.values()
+        factors = rows.new_ones(1, 1, 1) if alpha is None else alpha.double().view(-1, 1, 1)
         for start in range(0, self.n, _COLUMNS):
             part = slice(start, start + _COLUMNS)
             columns = b.values(part).mT

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from b12x._runtime import checks
 from b12x._runtime.spec import KernelSpec, Role
 from b12x.gemm.blockscaled.spec import C_DTYPES, BlockscaledSpec
+
+OP = "gemm.blockscaled"
 
 #: Recipe by (operand dtype, scale dtype, values per scale).
 RECIPES = {("float4_e2m1fn", "float8_e4m3fn", 16): "nvfp4"}
@@ -36,21 +39,24 @@ class Caps:
     batch: int = 1
 
     def __post_init__(self) -> None:
+        checks.whole(OP, "sf_vec_size", self.sf_vec_size)
         recipe = (self.ab_dtype, self.sf_dtype, self.sf_vec_size)
         if recipe not in RECIPES:
             known = "; ".join(f"{name}: {key}" for key, name in RECIPES.items())
             raise ValueError(
-                f"gemm.blockscaled: no recipe for (ab_dtype, sf_dtype, sf_vec_size) = {recipe}; there is {known}"
+                f"{OP}: no recipe for (ab_dtype, sf_dtype, sf_vec_size) = {recipe}; needed is one of {known}: choose "
+                "it and quantise the operands with it"
             )
         if self.c_dtype not in C_DTYPES:
-            raise ValueError(f"gemm.blockscaled: c_dtype is {self.c_dtype!r}; it writes {', '.join(C_DTYPES)}")
+            raise ValueError(
+                f"{OP}: c_dtype is {self.c_dtype!r}; needed is one of {', '.join(map(repr, C_DTYPES))}: choose one, as "
+                "a string, and convert C afterwards"
+            )
         for name in ("max_m", "n", "k", "batch"):
-            value = getattr(self, name)
-            if not 1 <= value < 2**31:
-                raise ValueError(f"gemm.blockscaled: {name} is {value}; it must be from 1 to 2^31 - 1")
+            checks.whole(OP, name, getattr(self, name))
         if self.k % BlockscaledSpec.tile_k:
             raise ValueError(
-                f"gemm.blockscaled: k is {self.k}; a multiple of {BlockscaledSpec.tile_k} is needed: pad the weight "
+                f"{OP}: k is {self.k}; a multiple of {BlockscaledSpec.tile_k} is needed: pad the weight "
                 "with zero codes and zero scales when it is prepared"
             )
 

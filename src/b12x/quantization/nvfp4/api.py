@@ -22,8 +22,9 @@ from b12x._runtime.launch import Launch, Target
 from b12x.quantization import scales
 from b12x.quantization.nvfp4 import planner
 from b12x.quantization.nvfp4.planner import Caps
+from b12x.quantization.nvfp4.spec import DTYPES
 
-OP = "quantization.nvfp4"
+OP = planner.OP
 META = registry.find_op(OP)
 
 #: Arguments and their alignment in bytes, the outputs first.
@@ -45,14 +46,14 @@ class Plan:
 
     def shapes_and_dtypes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each output storage."""
-        return _storage(self.caps.m, self.caps.k)
+        return dict(_storage(self.caps.m, self.caps.k))
 
     def bind(self, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Outputs) -> Binding:
         """As :func:`bind`."""
         return bind(self, x=x, global_scale=global_scale, outputs=outputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outputs:
     """Output storage and its views as operands of ``gemm.blockscaled``, which are made when they are asked for.
 
@@ -73,6 +74,10 @@ class Outputs:
         """``[32, 4, R, 4, C, 1]``."""
         _, m, width = self.packed_a_storage.shape
         return scales.view(self.scale_storage, m, width // 8)
+
+    def __repr__(self) -> str:
+        packed, scale = checks.described(self.packed_a_storage), checks.described(self.scale_storage)
+        return f"Outputs(packed_a_storage={packed}, scale_storage={scale})"
 
 
 class Binding(NamedTuple):
@@ -102,7 +107,13 @@ def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Ou
     Only the rows of ``x`` and the scale tiles that hold them are written; scales of the last tile's missing rows are 0.
     Raises TypeError for a wrong dtype, ValueError for shape, stride, device, alignment or overlap.
     """
-    packed, scale_storage = outputs.packed_a_storage, outputs.scale_storage
+    try:
+        packed, scale_storage = outputs.packed_a_storage, outputs.scale_storage
+    except AttributeError:
+        found = type(outputs).__name__
+        raise TypeError(
+            f"{OP}: outputs is a {found}; needed is an Outputs: make one with allocate_outputs(plan)"
+        ) from None
     facts = checks.facts
     rows, *sizes = plan.checked(facts(packed), facts(scale_storage), facts(x), facts(global_scale))
     checks.memory(OP, _ARGUMENTS, (packed, scale_storage, x, global_scale), sizes, 2)
@@ -136,20 +147,31 @@ def run(
     once)."""
     if binding is None:
         if plan is None or x is None or global_scale is None or outputs is None:
-            raise TypeError(f"{OP}: run needs either binding, or all of plan, x, global_scale and outputs")
+            raise TypeError(f"{OP}: run needs either binding, or all of plan, x, global_scale and outputs: pass one")
         binding = bind(plan, x=x, global_scale=global_scale, outputs=outputs)
     elif plan is not None or x is not None or global_scale is not None or outputs is not None:
         raise ValueError(f"{OP}: run got a binding and tensors that the binding already holds; pass one or the other")
-    if binding.launch is not None:
-        binding.launch.launch(stream)
+    try:
+        launch = binding.launch
+    except AttributeError:
+        found = type(binding).__name__
+        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+    if launch is not None:
+        launch.launch(stream)
 
 
 def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None) -> Outputs:
     """One-shot: ``x`` ``[M, K]`` into new outputs of exactly M rows; arguments as in :func:`bind`."""
-    if x.ndim != 2:
-        raise ValueError(f"{OP}: x has shape {tuple(x.shape)}; needed is (M, K)")
-    kept = _plan(target.current_target(x.device), x.shape[1], checks.dtype_name(x.dtype))
-    outputs = _outputs(x.shape[0], x.shape[1], x.device)
+    try:
+        m, k = x.shape
+        device = x.device
+    except (AttributeError, ValueError):
+        found = checks.facts(x)
+        fix, place = "reshape it to rows of K columns", str(found[3])
+        checks.layout(OP, "x", found, dtype=DTYPES, shape=(None, None), strides=checks.ANY, device=place, fix=fix)
+        raise
+    kept = _plan(target.current_target(device), k, checks.dtype_name(x.dtype))
+    outputs = _outputs(m, k, device)
     run(binding=bind(kept, x=x, global_scale=global_scale, outputs=outputs), stream=stream)
     return outputs
 
@@ -167,7 +189,7 @@ def is_supported(device: Any = None) -> bool:
 @lru_cache(maxsize=4096)
 def _plan(where: Target, k: int, dtype: str) -> Plan:
     """The plan ``quantize`` keeps on a target for its static choices; M is not one of them."""
-    return Plan(Caps(device=where.device, m=2**31 - 1, k=k, dtype=dtype))
+    return Plan(Caps(device=where.device, m=checks.LARGEST, k=k, dtype=dtype))
 
 
 def _check(plan: Plan, packed: Facts, scale_storage: Facts, x: Facts, global_scale: Facts) -> tuple[int, ...]:
@@ -192,6 +214,7 @@ def _check(plan: Plan, packed: Facts, scale_storage: Facts, x: Facts, global_sca
     return rows, packed_size, scale_size, x_size, global_size
 
 
+@lru_cache(maxsize=1024)
 def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {
         "packed_a_storage": ((1, m, k // 2), torch.uint8),
@@ -200,4 +223,4 @@ def _storage(m: int, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _outputs(m: int, k: int, device: Any) -> Outputs:
-    return Outputs(*(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in _storage(m, k).values()))
+    return Outputs(*[torch.empty(shape, dtype=dtype, device=device) for shape, dtype in _storage(m, k).values()])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from b12x._runtime import checks
 from b12x._runtime.spec import Role
 from b12x.quantization.nvfp4.spec import DTYPES, Nvfp4QuantizeSpec
+
+OP = "quantization.nvfp4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +24,15 @@ class Caps:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.m < 1:
-            raise ValueError(f"quantization.nvfp4: m is {self.m}; it is a row capacity and must be at least 1")
-        if self.k < 64 or self.k % 64:
+        checks.whole(OP, "m", self.m, fix="choose a row capacity in that range")
+        checks.whole(OP, "k", self.k)
+        if self.k % 64:
             raise ValueError(
-                f"quantization.nvfp4: k is {self.k}; a multiple of 64 is needed (4 blocks of 16 share a scale word): "
+                f"{OP}: k is {self.k}; a multiple of 64 is needed (4 blocks of 16 share a scale word): "
                 "pad the rows with zeros"
             )
         if self.dtype not in DTYPES:
-            raise ValueError(f"quantization.nvfp4: dtype is {self.dtype!r}; it reads {' or '.join(DTYPES)}")
+            raise ValueError(f"{OP}: dtype is {self.dtype!r}; needed is {' or '.join(DTYPES)}: convert the rows before")
 
 
 def roles(caps: Caps) -> tuple[Role, ...]:

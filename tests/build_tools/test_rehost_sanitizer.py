@@ -88,6 +88,8 @@ def test_findings_name_kernel_case_and_instructions(scripts: Any) -> None:
         "third",
     )
     assert scripts.sanitizer.summary("killed") is None
+    several = "ERROR SUMMARY: 2 errors\nRACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"
+    assert scripts.sanitizer.summary(several) == 5
 
 
 @pytest.mark.parametrize(
