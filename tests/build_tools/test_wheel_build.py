@@ -87,6 +87,7 @@ def test_the_wheel(tmp_path: Path) -> None:
         "b12x/packs/two/index.json",
     ):
         assert expected in names
+    assert not [name for name in names if name.startswith(("b12x/build_tools/rehost", "b12x/build_tools/mutants"))]
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
         information = archive.read(f"b12x-{__version__}.dist-info/METADATA").decode()

@@ -57,9 +57,10 @@ def device_name(device: Any) -> str:
 def facts(value: Any) -> Facts:
     """What :func:`layout` checks."""
     try:
-        if value.is_neg():
+        dtype = value.dtype
+        if dtype.itemsize > 1 and value.is_neg():  # it is set on views of complex numbers, never on bytes
             return None, (), (), _NEGATED
-        return value.dtype, value.shape, value.stride(), value.device
+        return dtype, value.shape, value.stride(), value.device
     except AttributeError:
         return None, (), (), type(value).__name__
 

@@ -247,7 +247,8 @@ def test_plan_has_a_largest_size(target, m, k):
     ],
 )
 def test_quantize_needs_rows(target, x, error, words):
-    x = x.to(target.device) if isinstance(x, torch.Tensor) and not x.is_neg() else x
+    if isinstance(x, torch.Tensor):
+        x = torch._neg_view(-x.resolve_neg().to(target.device)) if x.is_neg() else x.to(target.device)
     with pytest.raises(error, match=words):
         nvfp4.quantize(x, torch.ones(1))
 

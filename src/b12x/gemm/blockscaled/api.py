@@ -289,7 +289,8 @@ def _no_matrices(a: Any, b: Any) -> NoReturn:
     """A or B of a one-shot call is no tensor of rank 3."""
     for name, x in (("A", a), ("B", b)):
         found = checks.facts(x)
-        checks.layout(OP, name, found, dtype=_PACKED, shape=None, strides=checks.ANY, device=str(found[3]))
+        device = "cuda" if found[0] is None else str(found[3])
+        checks.layout(OP, name, found, dtype=_PACKED, shape=None, strides=checks.ANY, device=device)
     raise ValueError(
         f"{OP}: A has shape {tuple(a.shape)} and B {tuple(b.shape)}; needed are [M, K/2, L] and [N, K/2, L]: "
         "unsqueeze(-1) makes one of a matrix"

@@ -167,7 +167,7 @@ def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None)
         device = x.device
     except (AttributeError, ValueError):
         found = checks.facts(x)
-        fix, place = "reshape it to rows of K columns", str(found[3])
+        fix, place = "reshape it to rows of K columns", "cuda" if found[0] is None else str(found[3])
         checks.layout(OP, "x", found, dtype=DTYPES, shape=(None, None), strides=checks.ANY, device=place, fix=fix)
         raise
     kept = _plan(target.current_target(device), k, checks.dtype_name(x.dtype))
