@@ -53,6 +53,7 @@ def test_pack_then_memory(install: Callable[..., None], tmp_path: Path, no_jit: 
     first = resolve.resolve(role(ToySpec()), target, "toy.copy")
     second = resolve.resolve(role(ToySpec()), target, "toy.copy")
     assert (first.origin, second.origin) == ("pack:demo", "memory")
+    assert second.why.endswith("from memory, first from pack:demo")
     assert first.loaded is second.loaded
     assert first.spec == ToySpec()
     assert f"{ToySpec().key} from pack:demo" in first.why

@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from b12x import __version__
 from b12x._runtime import freeze, jit, packs
@@ -23,7 +23,16 @@ from b12x._runtime.spec import KernelSpec, Role
 _lock = threading.RLock()
 #: Held while a kernel is compiled, one at a time; taken before ``_lock``, so that others resolve what is there.
 _compiling = threading.Lock()
-_memory: dict[tuple[Target, str], LoadedKernel] = {}
+
+
+class _Kept(NamedTuple):
+    """A loaded kernel, and where it came from when it was loaded."""
+
+    kernel: LoadedKernel
+    source: str
+
+
+_memory: dict[tuple[Target, str], _Kept] = {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def resolve(role: Role, target: Target, op: str, manifest_hint: str | Callable[[
         spec = role.candidates[0]
         artifact, pack, origin = jit.obtain(spec, target.arch, missed)
         with _lock:
-            _memory[target, spec.key] = target.load(artifact, pack, spec)
+            _memory[target, spec.key] = _Kept(target.load(artifact, pack, spec), origin)
             return _resolved(role, target, spec, origin)
 
 
@@ -101,7 +110,7 @@ def _present(role: Role, target: Target, op: str, notes: list[str]) -> ResolvedK
                         f"{op}: {spec.key} is in pack {pack.name!r} but not loaded on {target.name}, and nothing is "
                         "loaded during CUDA-graph capture: plan, or call the one-shot once, before the capture"
                     )
-                _memory[target, spec.key] = target.load(artifact, pack, spec)
+                _memory[target, spec.key] = _Kept(target.load(artifact, pack, spec), f"pack:{pack.name}")
                 return _resolved(role, target, spec, f"pack:{pack.name}")
     return None
 
@@ -176,12 +185,15 @@ def clear() -> None:
 
 def _resolved(role: Role, target: Target, spec: KernelSpec, origin: str) -> ResolvedKernel:
     rank = role.candidates.index(spec)
+    kept = _memory[target, spec.key]
     why = f"{role.name}: {spec.key} from {origin}"
+    if origin == "memory":
+        why += f", first from {kept.source}"
     if len(role.candidates) > 1:
         why += f", candidate {rank + 1} of {len(role.candidates)}"
     if rank:
         why += f"; no pack has {', '.join(better.key for better in role.candidates[:rank])} for {target.name}"
-    return ResolvedKernel(spec, _memory[target, spec.key], origin, why)
+    return ResolvedKernel(spec, kept.kernel, origin, why)
 
 
 def _miss(role: Role, target: Target, op: str, notes: list[str], hint: str, state: str) -> str:

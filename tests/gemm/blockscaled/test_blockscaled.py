@@ -43,7 +43,7 @@ def guarded(m: int, n: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("c_dtype", DTYPES)
 @pytest.mark.parametrize("distribution", ["normal", "octaves", "mean1"])
-@pytest.mark.parametrize(("m", "n", "k"), [(5, 72, 128), (70, 136, 384)])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 72, 128), (70, 136, 384), (33, 40, 1152)])
 def test_distributions(target, rng, c_dtype, distribution, m, n, k):
     """Ragged M and N on both tile sizes, alpha from memory, poisoned scale pads and C."""
     a, b = random_operand(rng, 1, m, k, distribution), random_operand(rng, 1, n, k, distribution)
@@ -57,12 +57,12 @@ def test_distributions(target, rng, c_dtype, distribution, m, n, k):
     assert buffer[-64:].isnan().all()
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 1408), (50, 70, 1152), (129, 132, 1152), (200, 100, 896)])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 1408), (129, 132, 1152), (200, 100, 896)])
 def test_many_k_steps(target, rng, m, n, k):
     """More K steps than stages plus one, and no multiple of them, so that the ring wraps at another place each time."""
     caps = blockscaled.Caps(c_dtype="float32", max_m=m, n=n, k=k)
     stages, steps = planner.spec(caps, planner.choose(m)).stages, k // 128
-    assert steps > stages + 1 or k == 1152
+    assert steps > stages + 1
     assert steps % stages
     a, b = random_operand(rng, 1, m, k, "distinct"), random_operand(rng, 1, n, k, "distinct")
     out = blockscaled.mm(a.pair, b.pair, c_dtype="float32", **RECIPE)
