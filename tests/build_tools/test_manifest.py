@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from b12x.build_tools.errors import ManifestError
@@ -174,7 +174,6 @@ def _toml(value: object, draw: st.DrawFn) -> str:
 
 
 @given(layouts())
-@settings(deadline=None)
 def test_any_layout_expands_to_the_product_of_its_values(tmp_path_factory: pytest.TempPathFactory, layout) -> None:
     content, text, _ = layout
     expected = [(n, variant, fast) for table in content for n, variant, fast in _product(table)]
@@ -192,7 +191,6 @@ def _product(table: dict[str, list]) -> itertools.product:
 
 
 @given(layouts(), st.data())
-@settings(deadline=None)
 def test_any_layout_has_its_errors_where_they_are(
     tmp_path_factory: pytest.TempPathFactory, layout, data: st.DataObject
 ) -> None:

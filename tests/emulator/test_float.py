@@ -292,7 +292,7 @@ def test_classification_and_copysign() -> None:
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(finite, finite, finite, st.sampled_from(["rn", "rz", "rm", "rp"]))
 def test_fma_property(a: float, b: float, c: float, mode: str) -> None:
     with np.errstate(all="ignore"):
@@ -300,7 +300,7 @@ def test_fma_property(a: float, b: float, c: float, mode: str) -> None:
     assert float(got[0]) == exact_round(Fraction(a) * Fraction(b) + Fraction(c), mode)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["rn", "rz", "rm", "rp"]))
 def test_narrowing_property(x: float, mode: str) -> None:
     for name, mantissa, emin, emax in (("f32", 23, -126, 127), ("f16", 10, -14, 15), ("bf16", 7, -126, 127)):

@@ -137,7 +137,7 @@ def test_saturation_and_negative_zero(target):
     assert not codes[1, 17:32].any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([2.0**-14, 0.37, 1.0, 3.1e4]), st.sampled_from(list(DTYPES)))
 def test_random_bit_patterns(target, seed, global_scale, dtype):
     """Any finite bf16 or fp16 bit pattern, subnormals included."""
