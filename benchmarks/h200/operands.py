@@ -8,16 +8,15 @@ import torch
 
 from b12x.gemm.blockscaled.reference import MMA_K
 from b12x.quantization import nvfp4, scales
+from b12x.verify.case import half_ulp
+from b12x.verify.operands import BLOCK, DISTRIBUTIONS, dequantise
+
+__all__ = ["DEVICE", "DISTRIBUTIONS", "DTYPES", "Operand", "product", "random_operand", "tolerance"]
 
 #: Device that everything lives on.
 DEVICE = "cuda"
 
-BLOCK = 16
-DISTRIBUTIONS = ("normal", "octaves", "mean1")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-#: Significant digits and smallest normal exponent.
-_FORMATS = {"bfloat16": (8, -126), "float16": (11, -14), "float32": (24, -126)}
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,6 @@ class Operand:
     def rows(self, count: int) -> Operand:
         """The first rows of a matrix without batch, with its scales swizzled again."""
         return _with_pads(self.packed[:count], self.linear[:, :count])
-
-
-def dequantise(packed: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
-    """float64 values of packed codes ``[..., K/2]`` and linear E4M3 scale bytes ``[..., K/16]``."""
-    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float64, device=packed.device)
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
-    factors = linear.view(torch.float8_e4m3fn).to(torch.float64)
-    shape = codes.shape
-    values = table[codes.int()].view(*shape[:-1], shape[-1] // BLOCK, BLOCK)
-    return (values * factors.unsqueeze(-1)).view(shape)
 
 
 def random_operand(generator: torch.Generator, rows: int, k: int, distribution: str, batch: int = 1) -> Operand:
@@ -89,7 +78,4 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def tolerance(reference: torch.Tensor, magnitude: torch.Tensor, k: int, c_dtype: str) -> torch.Tensor:
     """As :func:`b12x.gemm.blockscaled.reference.tolerance`, on the GPU; alpha is in both arguments already."""
     accumulation = (4 + k / MMA_K) * 2.0**-23 * magnitude
-    digits, smallest = _FORMATS[c_dtype]
-    _, exponent = torch.frexp(reference.abs() + accumulation)
-    half_ulp = torch.ldexp(torch.full_like(reference, 0.5), exponent.clamp(min=smallest + 1) - 1 - (digits - 1))
-    return half_ulp + accumulation
+    return half_ulp(reference.abs() + accumulation, c_dtype) + accumulation
