@@ -15,6 +15,7 @@ from cuda.bindings import driver as bindings
 
 import b12x
 from b12x._runtime import counters, cuda_target, resolve
+from b12x._runtime.launch import used_on
 
 from .fakes import BOTH, FakeDriver, ToySpec, make_artifact, make_pack, role
 
@@ -511,3 +512,25 @@ def test_archs_are_data(
     monkeypatch.setitem(cuda_target.ARCHS, (9, 0), "sm_90a")
     assert cuda_target.cuda_target(0).arch == "sm_90a"
     assert tuple(cuda_target.ARCHS.values()) == (*BOTH, "sm_90a")
+
+
+def test_used_on_marks_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a stream in any form that ``launch`` takes; nothing on the current stream, nor in host memory."""
+
+    class Stream:
+        cuda_stream = 7
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: (handle, device))
+    marked: list[Any] = []
+    tensor = SimpleNamespace(is_cuda=True, device="cuda:1", record_stream=marked.append)
+    host = SimpleNamespace(is_cuda=False)
+    used_on(None, tensor, host)
+    assert marked == []
+    stream = Stream()
+    used_on(stream, tensor, host, tensor)
+    assert marked == [stream, stream]
+    marked.clear()
+    for handle in (5, bindings.CUstream(5), SimpleNamespace(cuda_stream=5)):
+        used_on(handle, tensor, host)
+    assert marked == [(5, "cuda:1")] * 3

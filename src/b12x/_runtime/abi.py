@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Access = Literal["r", "w", "rw"]
+Swizzle = Literal["none", "32B", "64B", "128B"]
 Dim3 = tuple[int, int, int]
 
 #: Bytes per element of the dtypes that kernel parameters name. Packed FP4 is described as uint8, two values a byte.
@@ -64,7 +65,7 @@ class TensorMap:
     name: str
     dtype: str
     box: tuple[int, ...]
-    swizzle: Literal["none", "32B", "64B", "128B"] = "none"
+    swizzle: Swizzle = "none"
     access: Access = "r"
 
     def ptx(self) -> str:
@@ -76,12 +77,17 @@ Param = Pointer | Scalar | TensorMap
 
 @dataclass(frozen=True)
 class LaunchContract:
-    """What the PTX does not carry: block and cluster shape, dynamic shared memory (bytes), launch attributes."""
+    """What the PTX does not carry: block and cluster shape, dynamic shared memory (bytes), launch attributes.
+
+    Where ``max_cluster`` is above 1, each launch says how many CTAs along x form a cluster, up to that many, and the
+    kernel reads the number from ``%cluster_nctarank``; ``cluster`` is then left at its default.
+    """
 
     block: Dim3
     dynamic_smem: int = 0
     cluster: Dim3 = (1, 1, 1)
     programmatic_launch: bool = False
+    max_cluster: int = 1
 
 
 @dataclass(frozen=True)

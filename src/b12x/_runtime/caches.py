@@ -16,6 +16,6 @@ def clear_all_caches() -> None:
     resolve.clear()
     packs.clear()
     for meta in registry.list_ops():
-        clear = getattr(sys.modules.get(f"b12x.{meta.qualname}"), "clear_caches", None)
+        clear = getattr(sys.modules.get(meta.module), "clear_caches", None)
         if clear is not None:
             clear()

@@ -82,6 +82,18 @@ def whole(op: str, name: str, value: Any, least: int = 1, most: int = LARGEST, f
     return value
 
 
+def wholes(op: str, name: str, values: Any, least: int = 1) -> tuple[int, ...]:
+    """Check several sizes, each as :func:`whole` does; TypeError for what is not iterable."""
+    try:
+        found = tuple(values)
+    except TypeError:
+        kind = type(values).__name__
+        raise TypeError(f"{op}: {name} is {values!r}, a {kind}; needed are several ints: pass a tuple") from None
+    for value in found:
+        whole(op, name, value, least=least)
+    return found
+
+
 def layout(
     op: str,
     name: str,

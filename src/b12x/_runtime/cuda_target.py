@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from b12x._runtime import driver, packs, tensor_map
-from b12x._runtime.abi import KernelABI
+from b12x._runtime.abi import Dim3, KernelABI, LaunchContract
 from b12x._runtime.errors import DeviceNotSupportedError, DriverError, PackError
 from b12x._runtime.launch import NO_MAPS, Launch, MapShape, ParamBlock
 from b12x._runtime.pack import Artifact, Pack
@@ -186,7 +186,6 @@ class CudaKernel:
         self.function = function
         self.key = spec.key
         self.block = ParamBlock(self.key, abi)
-        self.extended = abi.launch.cluster != (1, 1, 1) or abi.launch.programmatic_launch
         self.cu = driver.ready()
         self.shape = (*abi.launch.block, abi.launch.dynamic_smem)
 
@@ -204,7 +203,10 @@ class CudaLaunch(Launch):
         self._kernel = kernel
         self._buffer, base, self._skew = kernel.block.fill(args, maps, tensor_map.encode)
         self._params = base + kernel.block.array_at
-        self._config = _launch_config(kernel) if kernel.extended else None
+        self._configure()
+
+    def _configure(self) -> None:
+        self._config = _launch_config(self._block.contract, self._cluster)
 
     def set(self, name: str, value: int | float) -> None:
         block = self._block
@@ -247,7 +249,7 @@ class CudaLaunch(Launch):
         if code:
             raise DriverError(
                 f"launch of {self._kernel.key} on {target.name} failed: {driver.error_text(code)}; grid {self.grid}, "
-                f"block {contract.block}, cluster {contract.cluster}, {contract.dynamic_smem} bytes of dynamic shared "
+                f"block {contract.block}, cluster {self.cluster}, {contract.dynamic_smem} bytes of dynamic shared "
                 "memory"
             )
 
@@ -271,21 +273,23 @@ def _stream(raw: int) -> Any:
     return driver.ready().CUstream(raw)
 
 
-def _launch_config(kernel: CudaKernel) -> Any:
+def _launch_config(contract: LaunchContract, shape: Dim3) -> Any:
+    """The configuration of an extended launch; None where the plain one does."""
     cu = driver.ready()
-    contract = kernel.abi.launch
     attributes = []
-    if contract.cluster != (1, 1, 1):
+    if shape != (1, 1, 1):
         cluster = cu.CUlaunchAttribute()
         cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         dim = cluster.value.clusterDim
-        dim.x, dim.y, dim.z = contract.cluster
+        dim.x, dim.y, dim.z = shape
         attributes.append(cluster)
     if contract.programmatic_launch:
         early = cu.CUlaunchAttribute()
         early.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
+    if not attributes:
+        return None
     config = cu.CUlaunchConfig()
     config.blockDimX, config.blockDimY, config.blockDimZ = contract.block
     config.sharedMemBytes = contract.dynamic_smem

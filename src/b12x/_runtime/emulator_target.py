@@ -82,7 +82,7 @@ class EmulatorLaunch(Launch):
             kernel.entry,
             grid=self.grid,
             block=contract.block,
-            cluster=contract.cluster,
+            cluster=self.cluster,
             dynamic_smem=contract.dynamic_smem,
             params=[self._values[p.name] for p in kernel.abi.params],
             regions=self._regions,

@@ -210,18 +210,51 @@ class ParamBlock:
         raise TypeError(f"{self.key}: missing arguments {missing}, unknown arguments {unknown}; needed are {needed}")
 
 
+def used_on(stream: Any, *tensors: Any) -> None:
+    """Keep tensors, made on the current stream, from being handed out again before ``stream`` has used them.
+
+    For what an op allocates itself and then launches on a stream of the caller's, None being the current one.
+    """
+    if stream is None:
+        return
+    import torch
+
+    for tensor in tensors:
+        if tensor.is_cuda:
+            known = isinstance(stream, torch.cuda.Stream)
+            handle = getattr(stream, "cuda_stream", stream)
+            tensor.record_stream(stream if known else torch.cuda.ExternalStream(int(handle), tensor.device))
+
+
 class Launch:
     """A kernel with its arguments bound. Set :attr:`grid`, set live scalars, launch; as often as wanted.
 
     It holds on to the arguments, so their memory stays valid while it lives.
     """
 
-    __slots__ = ("_args", "_block", "_grid")
+    __slots__ = ("_args", "_block", "_cluster", "_grid")
 
     def __init__(self, block: ParamBlock, args: Mapping[str, Any]) -> None:
         self._block = block
         self._args = args
         self._grid: Dim3 | None = None
+        self._cluster = block.contract.cluster
+
+    @property
+    def cluster(self) -> Dim3:
+        """The cluster shape; set it before the grid, where the launch contract leaves it to the launch."""
+        return self._cluster
+
+    @cluster.setter
+    def cluster(self, value: Dim3) -> None:
+        largest = self._block.contract.max_cluster
+        if not 1 <= value[0] <= largest or value[1:] != (1, 1):
+            raise ValueError(f"{self._block.key}: cluster is {value}; this kernel takes (1, 1, 1) to ({largest}, 1, 1)")
+        self._cluster = value
+        self._configure()
+
+    def _configure(self) -> None:
+        """The cluster shape has changed."""
 
     @property
     def grid(self) -> Dim3:
@@ -233,7 +266,7 @@ class Launch:
     @grid.setter
     def grid(self, value: Dim3) -> None:
         x, y, z = value
-        cluster_x, cluster_y, cluster_z = cluster = self._block.contract.cluster
+        cluster_x, cluster_y, cluster_z = cluster = self._cluster
         if x < 1 or not 1 <= y <= 65535 or not 1 <= z <= 65535 or x % cluster_x or y % cluster_y or z % cluster_z:
             raise ValueError(
                 f"{self._block.key}: grid is {value}; needed are positive multiples of the cluster shape {cluster}, at "

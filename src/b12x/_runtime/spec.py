@@ -18,6 +18,8 @@ from b12x._runtime.abi import KernelABI
 
 FieldValue = str | int | bool
 
+#: Ops whose module has a name of its own, since a function of their group has theirs.
+_MODULES = {"gemm.bmm": "gemm._bmm"}
 _RESERVED = frozenset(",=: \n")
 
 
@@ -28,7 +30,7 @@ class KernelSpec:
     A subclass sets ``kernel``, the dotted name ``<group>.<op>`` or ``<group>.<op>.<variant family>``. Its device code
     is the module ``b12x.kernels.<group>.<file>``, where ``<file>`` is the rest of the name joined by underscores; that
     module has one function ``define(spec) -> (jit function, example arguments)`` that the build hands to
-    ``cute.compile``. The subclass lives in ``b12x.<group>.<op>.spec`` and is listed there in ``SPECS``.
+    ``cute.compile``. The subclass lives in the op's module ``spec`` and is listed there in ``SPECS``.
     """
 
     kernel: ClassVar[str]
@@ -58,6 +60,11 @@ class Role:
     candidates: tuple[KernelSpec, ...]
 
 
+def module_name(op: str) -> str:
+    """Full name of the module of ``<group>.<op>``, whether or not there is such an op."""
+    return f"b12x.{_MODULES.get(op, op)}"
+
+
 def spec_from_key(key: str) -> KernelSpec:
     """Rebuild a spec from its key.
 
@@ -67,7 +74,7 @@ def spec_from_key(key: str) -> KernelSpec:
     parts = kernel.split(".")
     if not colon or len(parts) < 2:
         raise ValueError(f"not a kernel key: {key!r}; expected '<group>.<op>:field=value,...'")
-    module = f"b12x.{parts[0]}.{parts[1]}.spec"
+    module = f"{module_name('.'.join(parts[:2]))}.spec"
     try:
         specs: tuple[type[KernelSpec], ...] = importlib.import_module(module).SPECS
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ from .decode import TYPES, Decoder, Source
 from .errors import OutOfBounds, TaintError
 from .machine import Cta, Group
 from .memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, GlobalRegion, Space, check_alignment
+from .observe import lanes
 from .parse import Address, Instr, Operand, Reg
 
 Array = NDArray[Any]
@@ -140,7 +141,9 @@ class Access:
                 elif not origin:
                     at = np.flatnonzero(shadow.view(np.uint8))[0] // self.size
                     origin = describe(space, int(offset[at]), self.size, cta)
-            races = g.cta.races
+            races, observer = g.cta.races, g.cta.options.observer
+            if observer is not None and cta is not None:
+                observer.shared(cta, self.ins, lanes(g, where), offset, self.size, False)
             if races is not None and cta is not None and not self.strong:
                 races.read(g, self.ins, cta, offset, self.size, where)
             elif races is not None and self.strong and not self.write:
@@ -174,7 +177,9 @@ class Access:
                     f"{g.where(self.ins, lane)}: the value stored to {space.name}{list(space.index(int(offset[at])))} "
                     f"depends on {origin}"
                 )
-            races = g.cta.races
+            races, observer = g.cta.races, g.cta.options.observer
+            if observer is not None and cta is not None:
+                observer.shared(cta, self.ins, lanes(g, where), offset, self.size, True)
             if isinstance(space, GlobalRegion) and g.cta.memory.stores is not None:
                 g.cta.memory.stores.store(g, self.ins, space, offset, self.size, where)
             if races is not None and (cta is not None or self.strong):

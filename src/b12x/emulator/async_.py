@@ -83,6 +83,8 @@ class CopyQueue:
 
     def issue_threads(self, g: Group, copy: ThreadCopies) -> None:
         copy.group = np.array([self.thread_group.get(int(t), 0) for t in copy.thread])
+        if self.cta.options.observer is not None:
+            self.cta.options.observer.copy(self.cta, copy)
         if self.cta.races is not None:
             self.cta.races.thread_copies(g, copy.ins, copy.dst, copy.size, copy.group)
         self.thread_copies.append(copy)
@@ -115,6 +117,8 @@ class CopyQueue:
     def _run_threads(self, copy: ThreadCopies, now: Array) -> None:
         if not now.any():
             return
+        if self.cta.options.observer is not None:
+            self.cta.options.observer.landed(self.cta, copy)
         shared = self.cta.shared
         size = copy.size
         data = np.zeros((copy.dst.size, size), np.uint8)
@@ -178,6 +182,8 @@ class CopyQueue:
     def issue_bulk(self, copy: BulkCopy) -> None:
         if copy.thread >= 0:
             copy.group = self.bulk_group.get(copy.thread, 0)
+        if self.cta.options.observer is not None:
+            self.cta.options.observer.copy(self.cta, copy)
         self.bulk.append(copy)
         if self.eager:
             self.land(copy)
@@ -206,6 +212,8 @@ class CopyQueue:
 
     def land(self, copy: BulkCopy) -> None:
         """Performs a copy and tells its mbarrier."""
+        if self.cta.options.observer is not None:
+            self.cta.options.observer.landed(self.cta, copy)
         self._read(copy)
         copy.write(copy.data)
         self.bulk.remove(copy)

@@ -13,6 +13,7 @@ from .access import SHARED_SPACES, Access, address, expand
 from .decode import TYPES, Decoder, Dest, Mods, Op, Source, Type, decoder
 from .machine import W32, Group
 from .memory import RANK_SHIFT, check_alignment
+from .observe import lanes
 from .ops_int import BIT_TYPES, INT_TYPES
 from .parse import Address, Instr, Operand, Symbol, Vector
 
@@ -387,6 +388,9 @@ def ldmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
         shared = cta.shared
         g.file.files[W32][rows, g.slice] = arrange(g, shared.units(16).take(index))
         shadow = shared.units(16, True).take(index)
+        if cta.options.observer is not None:
+            at = index.ravel() << np.uint32(4)
+            cta.options.observer.shared(cta, ins, lanes(g, None, 8 * count), at, 16, False)
         if cta.races is not None:
             cta.races.read(g, ins, cta, index.ravel() << np.uint32(4), 16, _addressing(g, count), collective=True)
         if shadow.view(np.uint8).any():
@@ -444,6 +448,9 @@ def stmatrix(d: Decoder, ins: Instr, mods: Mods) -> Op:
         if origin:
             g.cta.note_origin(index[shadow != 0].astype(np.int64) * 16, 16, origin)
         items = arrange(g, [s.get(g) for s in srcs])
+        if g.cta.options.observer is not None:
+            at = index.ravel() << np.uint32(4)
+            g.cta.options.observer.shared(g.cta, ins, lanes(g, None, 8 * count), at, 16, True)
         if g.cta.races is not None:
             offset, where = index.ravel() << np.uint32(4), _addressing(g, count)
             g.cta.races.write(g, ins, g.cta, offset, 16, where, np.ascontiguousarray(items), collective=True)

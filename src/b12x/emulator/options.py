@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .observe import Observer
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class Options:
     unordered accesses to shared memory and missing proxy fences pass (bounds stay checked). With
     ``races=True`` one lane's arrival at an mbarrier also releases what the other lanes of its warp have loaded, as many
     kernels assume; ``"strict"`` wants the ``bar.warp.sync`` that PTX does. A launch that takes more
-    than ``max_steps`` steps (one instruction of a group of warps that run together) raises ``StepLimit``."""
+    than ``max_steps`` steps (one instruction of a group of warps that run together) raises ``StepLimit``. An
+    ``observer`` is told what the launch does."""
 
     seed: int = 0
     schedule: Literal["lockstep", "random"] = "lockstep"
@@ -23,6 +27,7 @@ class Options:
     races: bool | Literal["strict"] = True
     concurrent: int = 1
     max_steps: int | None = None
+    observer: Observer | None = None
 
 
 @dataclass

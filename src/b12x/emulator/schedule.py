@@ -184,6 +184,8 @@ class Scheduler:
         end = code.ends[pc]
         self.stats.steps += end - pc + 1
         self.stats.instructions += (end - pc + 1) * len(warps)
+        if self.options.observer is not None:
+            self.options.observer.block(cta, warps, code.ops[pc : end + 1])
         tainted = cta.tainted
         if fragments[0].full:
             g.mask = None
