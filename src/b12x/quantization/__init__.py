@@ -1,7 +1,10 @@
-"""Quantizers, and the layout of their scales."""
+"""Quantizers, the layout of their scales, and the two conventions of a global scale."""
 
 from b12x._runtime.lazy import attach
 
-__all__ = ["nvfp4", "scales"]
+_MODULES = ("global_scale", "mxfp8", "nvfp4", "scales")
+_NAMES = ("Divisor", "Multiplier", "gemm_alpha", "quantizer_scale")
 
-__getattr__ = attach(__name__, {name: f".{name}" for name in __all__})
+__all__ = [*_NAMES, *_MODULES]
+
+__getattr__ = attach(__name__, {name: f".{name}" for name in _MODULES} | dict.fromkeys(_NAMES, ".global_scale"))

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from b12x.gemm import blockscaled
+from b12x.gemm.blockscaled.reference import tolerance
 from b12x.quantization import nvfp4, scales
-from tests.nvfp4_data import golden_quantize, pack, swizzled_offsets
+from tests.nvfp4_data import golden_quantize, operand, pack, random_operand, swizzled_offsets
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -192,7 +194,7 @@ def test_refuses_overlap(target):
     ("arguments", "words"),
     [
         ({"m": 0, "k": 64}, ["m is 0", "needed is 1 to 2147483392", "choose"]),
-        ({"m": 4, "k": 96}, ["k is 96", "multiple of 64", "pad"]),
+        ({"m": 4, "k": 96}, ["k is 96", "multiple of 64", "pass k_out"]),
         ({"m": 4, "k": 64, "dtype": "float32"}, ["float32", "bfloat16 or float16"]),
     ],
 )
@@ -276,3 +278,37 @@ def test_storage_of_a_plan(target):
     device = outputs.scale_storage.device
     packed, scale = f"uint8[1, 130, 64] on {device}", f"uint8[2048] on {device}"
     assert repr(outputs) == f"Outputs(packed_a_storage={packed}, scale_storage={scale})"
+
+
+@pytest.mark.parametrize("k", [192, 360, 464, 720, 928, 1440, 1856, 2880])
+def test_columns_that_a_prepared_weight_pads(target, rng, k):
+    """K of models that is no multiple of a GEMM's step: the outputs go on with zeros, and what follows is not read."""
+    k_out = -(-k // 128) * 128
+    x = torch.tensor(rng.standard_normal((5, k)).astype(np.float32)).to(torch.bfloat16)
+    outputs = nvfp4.quantize(x, torch.ones(1), k_out=k_out)
+    wide = torch.nn.functional.pad(x, (0, k_out - k))
+    codes, scale_bytes = golden_quantize(wide.float().cpu().numpy(), 1.0)
+    np.testing.assert_array_equal(outputs.packed_a_storage[0].cpu().numpy(), pack(codes))
+    linear = scales.unswizzle(outputs.scale_storage, 5, k_out // 16)[0]
+    np.testing.assert_array_equal(linear.cpu().numpy(), scale_bytes)
+    # The GEMM takes them as they are.
+    weight = random_operand(rng, 1, 24, k_out, "distinct")
+    names = {"ab_dtype": "float4_e2m1fn", "sf_dtype": "float8_e4m3fn", "sf_vec_size": 16}
+    lhs = (outputs.packed_a_view, outputs.scale_view)
+    found = blockscaled.mm(lhs, weight.pair, c_dtype="float32", **names)[:, :, 0].double().cpu().numpy()
+    values = operand(codes[None], scale_bytes[None], rng).values[0]
+    assert (np.abs(found - values @ weight.values[0].T) <= tolerance(values, weight.values[0], 1.0, "float32")).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k": 96}, "k is 96; a multiple of 64 is needed .*pass k_out, the K of the prepared weight"),
+        ({"k": 68, "k_out": 128}, "k is 68 and k_out 128; needed are multiples of 8 and of 64"),
+        ({"k": 128, "k_out": 160}, "k is 128 and k_out 160; needed are multiples of 8 and of 64"),
+        ({"k": 128, "k_out": 64}, "k_out is 64; needed is 128 to"),
+    ],
+)
+def test_widths_are_refused(target, change, words):
+    with pytest.raises(ValueError, match=words):
+        nvfp4.plan(**({"m": 4} | change), device=target.device)

@@ -18,7 +18,7 @@ import torch
 
 from b12x._runtime import checks, registry, resolve, target
 from b12x._runtime.checks import Facts
-from b12x._runtime.launch import Launch, Target
+from b12x._runtime.launch import Launch, Target, used_on
 from b12x.quantization import scales
 from b12x.quantization.nvfp4 import planner
 from b12x.quantization.nvfp4.planner import Caps
@@ -46,14 +46,14 @@ class Plan:
 
     def shapes_and_dtypes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each output storage."""
-        return dict(_storage(self.caps.m, self.caps.k))
+        return dict(_storage(self.caps.m, planner.width(self.caps)))
 
     def bind(self, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Outputs) -> Binding:
         """As :func:`bind`."""
         return bind(self, x=x, global_scale=global_scale, outputs=outputs)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Outputs:
     """Output storage and its views as operands of ``gemm.blockscaled``, which are made when they are asked for.
 
@@ -87,18 +87,21 @@ class Binding(NamedTuple):
     outputs: Outputs
 
 
-def plan(m: int, k: int, *, device: Any = "cuda", dtype: str | torch.dtype = "bfloat16") -> Plan:
+def plan(
+    m: int, k: int, *, device: Any = "cuda", dtype: str | torch.dtype = "bfloat16", k_out: int | None = None
+) -> Plan:
     """Plan for up to ``m`` rows of ``k`` columns (a multiple of 64) of ``dtype`` bf16 or fp16.
 
-    Raises ValueError for sizes or dtypes outside the contract, KernelResolutionFrozenError where the kernel is in no
+    ``k_out`` (a multiple of 64) makes the outputs wider, as if the rows went on with zeros; k is then any multiple of
+    8. Raises ValueError for sizes or dtypes outside the contract, KernelResolutionFrozenError where the kernel is in no
     pack.
     """
-    return Plan(Caps(device=device, m=m, k=k, dtype=checks.dtype_name(dtype)))
+    return Plan(Caps(device=device, m=m, k=k, dtype=checks.dtype_name(dtype), k_out=k_out))
 
 
 def allocate_outputs(plan: Plan, *, device: Any = None) -> Outputs:
     """Uninitialised outputs of a plan's capacity, on the plan's device by default."""
-    return _outputs(plan.caps.m, plan.caps.k, device or plan.target.device)
+    return _outputs(plan.caps.m, planner.width(plan.caps), device or plan.target.device)
 
 
 def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Outputs) -> Binding:
@@ -119,7 +122,7 @@ def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Ou
     checks.memory(OP, _ARGUMENTS, (packed, scale_storage, x, global_scale), sizes, 2)
     if rows == 0:
         return Binding(None, outputs)
-    k = plan.caps.k
+    k, k_out = plan.caps.k, planner.width(plan.caps)
     launch = plan.kernels["quantize"].loaded.prepare(
         {
             "x": x,
@@ -128,9 +131,10 @@ def bind(plan: Plan, *, x: torch.Tensor, global_scale: torch.Tensor, outputs: Ou
             "scales": scale_storage,
             "m": rows,
             "k": k,
+            "k_out": k_out,
         }
     )
-    launch.grid = (planner.grid(rows, k), 1, 1)
+    launch.grid = (planner.grid(rows, k_out), 1, 1)
     return Binding(launch, outputs)
 
 
@@ -160,8 +164,8 @@ def run(
         launch.launch(stream)
 
 
-def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None) -> Outputs:
-    """One-shot: ``x`` ``[M, K]`` into new outputs of exactly M rows; arguments as in :func:`bind`."""
+def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, k_out: int | None = None, stream: Any = None) -> Outputs:
+    """One-shot: ``x`` ``[M, K]`` into new outputs of exactly M rows; arguments as in :func:`plan` and :func:`bind`."""
     try:
         m, k = x.shape
         device = x.device
@@ -170,9 +174,10 @@ def quantize(x: torch.Tensor, global_scale: torch.Tensor, *, stream: Any = None)
         fix, place = "reshape it to rows of K columns", "cuda" if found[0] is None else str(found[3])
         checks.layout(OP, "x", found, dtype=DTYPES, shape=(None, None), strides=checks.ANY, device=place, fix=fix)
         raise
-    kept = _plan(target.current_target(device), k, checks.dtype_name(x.dtype))
-    outputs = _outputs(m, k, device)
+    kept = _plan(target.current_target(device), k, checks.dtype_name(x.dtype), k_out)
+    outputs = _outputs(m, planner.width(kept.caps), device)
     run(binding=bind(kept, x=x, global_scale=global_scale, outputs=outputs), stream=stream)
+    used_on(stream, outputs.packed_a_storage, outputs.scale_storage)
     return outputs
 
 
@@ -187,25 +192,25 @@ def is_supported(device: Any = None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _plan(where: Target, k: int, dtype: str) -> Plan:
+def _plan(where: Target, k: int, dtype: str, k_out: int | None) -> Plan:
     """The plan ``quantize`` keeps on a target for its static choices; M is not one of them."""
-    return Plan(Caps(device=where.device, m=checks.LARGEST, k=k, dtype=dtype))
+    return Plan(Caps(device=where.device, m=checks.LARGEST, k=k, dtype=dtype, k_out=k_out))
 
 
 def _check(plan: Plan, packed: Facts, scale_storage: Facts, x: Facts, global_scale: Facts) -> tuple[int, ...]:
     """Rows of x, then the bytes of each argument in the order of ``_ARGUMENTS``."""
     caps, device = plan.caps, plan.target.device
-    m, k = caps.m, caps.k
-    x_size = checks.layout(OP, "x", x, dtype=caps.dtype, shape=(None, k), device=device)
+    m, k_out = caps.m, planner.width(caps)
+    x_size = checks.layout(OP, "x", x, dtype=caps.dtype, shape=(None, caps.k), device=device)
     global_size = checks.layout(OP, "global_scale", global_scale, dtype="float32", shape=(1,), device=device)
     rows = x[1][0]
     if rows > m:
         raise ValueError(f"{OP}: x has {rows} rows, more than the plan's capacity m = {m}; plan with a larger m")
-    name, shape = "outputs.packed_a_storage", (1, None, k // 2)
+    name, shape = "outputs.packed_a_storage", (1, None, k_out // 2)
     packed_size = checks.layout(OP, name, packed, dtype="uint8", shape=shape, device=device)
     name = "outputs.scale_storage"
     scale_size = checks.layout(OP, name, scale_storage, dtype="uint8", shape=(None,), device=device)
-    capacity, needed = packed[1][1], scales.storage_bytes(rows, k // 16)
+    capacity, needed = packed[1][1], scales.storage_bytes(rows, k_out // 16)
     if capacity < rows or scale_size < needed:
         raise ValueError(
             f"{OP}: outputs hold {capacity} rows and {scale_size} scale bytes; {rows} rows of x need {rows} and "

@@ -19,7 +19,7 @@ _POISON = 0xA5
 
 @dataclass(frozen=True, kw_only=True)
 class Nvfp4Case(Case):
-    """``m`` live rows of ``k`` columns under a plan for ``capacity`` rows.
+    """``m`` live rows of ``k`` columns, outputs of ``k_out``, under a plan for ``capacity`` rows.
 
     Values: ``blocks`` differ by octaves, zero blocks among them; ``bits`` are any finite bit patterns.
     """
@@ -30,18 +30,20 @@ class Nvfp4Case(Case):
     dtype: str
     values: str
     global_scale: float
+    k_out: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.k} of {self.capacity} {self.dtype} {self.values} G={self.global_scale:g}"
+        wide = f" to {self.k_out}" if self.k_out else ""
+        return f"{self.m}x{self.k}{wide} of {self.capacity} {self.dtype} {self.values} G={self.global_scale:g}"
 
     def roles(self) -> tuple[Role, ...]:
-        return planner.roles(planner.Caps(m=self.capacity, k=self.k, dtype=self.dtype))
+        return planner.roles(planner.Caps(m=self.capacity, k=self.k, dtype=self.dtype, k_out=self.k_out))
 
     def prepare(self, device: str, generator: torch.Generator) -> Prepared:
         x = self._rows(generator)
         global_scale = torch.tensor([self.global_scale], device=device)
-        plan = api.plan(self.capacity, self.k, device=device, dtype=self.dtype)
+        plan = api.plan(self.capacity, self.k, device=device, dtype=self.dtype, k_out=self.k_out)
         outputs = api.allocate_outputs(plan)
         for storage in (outputs.packed_a_storage, outputs.scale_storage):
             storage.fill_(_POISON)
@@ -50,7 +52,7 @@ class Nvfp4Case(Case):
             launch=lambda: api.run(binding=binding),
             judge=lambda: self._judge(x, outputs),
             flops=0,
-            bytes=x.nbytes + self.m * self.k // 2 + scales.storage_bytes(self.m, self.k // 16),
+            bytes=x.nbytes + self.m * (self.k_out or self.k) // 2 + outputs.scale_storage.nbytes,
         )
 
     def _rows(self, generator: torch.Generator) -> torch.Tensor:
@@ -60,16 +62,16 @@ class Nvfp4Case(Case):
             bits = torch.randint(-(2**15), 2**15, shape, generator=generator, device=device).to(torch.int16)
             x = bits.view(dtype)
             return torch.where(x.isfinite(), x, torch.zeros_like(x))
-        blocks = (self.m, self.k // reference.BLOCK, 1)
-        x = torch.randn((self.m, self.k // reference.BLOCK, reference.BLOCK), generator=generator, device=device)
+        count = -(-self.k // reference.BLOCK)
+        blocks = (self.m, count, 1)
+        x = torch.randn((self.m, count, reference.BLOCK), generator=generator, device=device)
         x *= torch.exp2(torch.randint(-12, 6, blocks, generator=generator, device=device).float())
         x *= torch.randint(0, 8, blocks, generator=generator, device=device) > 0
-        return x.view(shape).to(dtype)
+        return x.view(self.m, -1)[:, : self.k].to(dtype).contiguous()
 
     def _judge(self, x: torch.Tensor, outputs: api.Outputs) -> Judgement:
-        codes, linear = (
-            torch.from_numpy(part) for part in reference.quantize(x.float().cpu().numpy(), self.global_scale)
-        )
+        rows = torch.nn.functional.pad(x.float().cpu(), (0, (self.k_out or self.k) - self.k)).numpy()
+        codes, linear = (torch.from_numpy(part) for part in reference.quantize(rows, self.global_scale))
         wanted = scales.swizzle(linear).view(-1)
         storage, found = outputs.scale_storage.cpu(), outputs.packed_a_storage[0].cpu()
         tally = Tally()
@@ -88,6 +90,8 @@ def _cases(dtype: str) -> Iterator[Nvfp4Case]:
     yield case(size="small", m=131, k=192, capacity=300, values="blocks", global_scale=448 * 6 / 5.25)
     yield case(size="small", m=7, k=64, capacity=7, values="blocks", global_scale=1e-3)
     yield case(size="small", m=131, k=192, capacity=131, values="bits", global_scale=1.0)
+    # Rows that end inside a block, and outputs with a scale tile more.
+    yield case(size="small", m=70, k=360, k_out=512, capacity=70, values="blocks", global_scale=3.25)
     yield case(size="model", m=4096, k=7168, capacity=4096, values="blocks", global_scale=3.25)
 
 

@@ -36,6 +36,7 @@ class Nvfp4QuantizeSpec(KernelSpec):
                 Pointer("scales", "uint8", "w", align=4),
                 Scalar("m", "int32"),
                 Scalar("k", "int32"),
+                Scalar("k_out", "int32"),
             ),
             launch=LaunchContract(block=(self.threads, 1, 1)),
         )
