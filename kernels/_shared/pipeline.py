@@ -23,6 +23,10 @@ class Ring:
     stages: int
     consumers: int
 
+    @property
+    def bytes(self) -> int:
+        return 16 * self.stages
+
     def initialise(self) -> None:
         """By one thread, before a CTA-wide barrier."""
         for stage in range(self.stages):
@@ -46,3 +50,9 @@ class Ring:
         """Stage and phase of the next position."""
         wrapped = Int32(stage + 1 == self.stages)
         return (stage + 1) * (1 - wrapped), phase ^ wrapped
+
+    def skip(self, stage: Int32, phase: Int32, count: Int32) -> tuple[Int32, Int32]:
+        """Stage and phase ``count`` positions on: those that another group of consumers takes."""
+        position = stage + count
+        turns = position // self.stages
+        return position - turns * self.stages, (phase + turns) % 2

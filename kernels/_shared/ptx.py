@@ -73,9 +73,73 @@ def load_global_v4_if(address: Int64, live: Int32, *, loc: Any = None, ip: Any =
 
 
 @dsl_user_op
+def stream_global_v4(address: Int64, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Four 32-bit words from a 16-byte aligned address that nobody else reads: read-only path, not kept in the L1."""
+    template = "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];"
+    return inline_ptx(template, [Uint32] * 4, [Int64(address)], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_global_u8(address: Int64, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """One byte in the low byte of a word, read-only path."""
+    return inline_ptx("ld.global.nc.u8 $0, [$1];", [Uint32], [Int64(address)], side_effects=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def load_global_f32(address: Int64, *, loc: Any = None, ip: Any = None) -> Float32:
     """One f32, read-only path."""
     return inline_ptx("ld.global.nc.f32 $0, [$1];", [Float32], [Int64(address)], side_effects=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def load_global_f32_if(address: Int64, live: Int32, otherwise: float, *, loc: Any = None, ip: Any = None) -> Float32:
+    """One f32, read-only path; ``otherwise``, and no access, where ``live`` is 0."""
+    template = "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f32 $0, $3; @p ld.global.nc.f32 $0, [$1]; }"
+    operands = [Int64(address), Int32(live), Float32(otherwise)]
+    return inline_ptx(template, [Float32], operands, side_effects=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def load_global_v2(address: Int64, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Two 32-bit words from an 8-byte aligned address, read-only path."""
+    template = "ld.global.nc.v2.b32 {$0, $1}, [$2];"
+    return inline_ptx(template, [Uint32] * 2, [Int64(address)], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_global(address: Int64, bits: int, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """16 bits in the low half of a word, or 32 bits, read-only path."""
+    template = {
+        16: "{ .reg .b16 lo, hi; ld.global.nc.b16 lo, [$1]; mov.b16 hi, 0; mov.b32 $0, {lo, hi}; }",
+        32: "ld.global.nc.b32 $0, [$1];",
+    }[bits]
+    return inline_ptx(template, [Uint32], [Int64(address)], side_effects=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def load_global_if(address: Int64, live: Int32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """One 32-bit word, read-only path; zero, and no access, where ``live`` is 0."""
+    return inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.nc.b32 $0, [$1]; }",
+        [Uint32],
+        [Int64(address), Int32(live)],
+        side_effects=True,
+        loc=loc,
+        ip=ip,
+    )[0]
+
+
+@dsl_user_op
+def load_global_v2_if(address: Int64, live: Int32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Two 32-bit words from an 8-byte aligned address, read-only path; zeros, and no access, where ``live`` is 0."""
+    return inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b32 $0, 0; mov.b32 $1, 0; @p ld.global.nc.v2.b32 {$0, $1}, [$2]; }",
+        [Uint32] * 2,
+        [Int64(address), Int32(live)],
+        side_effects=True,
+        loc=loc,
+        ip=ip,
+    )
 
 
 @dsl_user_op
@@ -83,6 +147,16 @@ def store_global_v2(address: Int64, words: Sequence[Uint32], *, loc: Any = None,
     """Two 32-bit words to an 8-byte aligned address."""
     operands = [Int64(address), *(Uint32(w) for w in words)]
     inline_ptx("st.global.v2.b32 [$0], {$1, $2};", [], operands, side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_global_v2_if(
+    address: Int64, words: Sequence[Uint32], live: Int32, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Two 32-bit words to an 8-byte aligned address, where ``live`` is not 0."""
+    operands = [Int64(address), *(Uint32(w) for w in words), Int32(live)]
+    template = "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.v2.b32 [$0], {$1, $2}; }"
+    inline_ptx(template, [], operands, side_effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -99,6 +173,13 @@ def store_global(address: Int64, word: Uint32, bits: int, *, loc: Any = None, ip
         16: "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $1; st.global.b16 [$0], lo; }",
         32: "st.global.b32 [$0], $1;",
     }[bits]
+    inline_ptx(template, [], [Int64(address), Uint32(word)], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_global_u8(address: Int64, word: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+    """The low byte of a word."""
+    template = "{ .reg .b16 h; cvt.u16.u32 h, $1; st.global.b8 [$0], h; }"
     inline_ptx(template, [], [Int64(address), Uint32(word)], side_effects=True, loc=loc, ip=ip)
 
 
@@ -123,6 +204,14 @@ def load_shared(address: Int32, bits: int = 32, *, loc: Any = None, ip: Any = No
 
 
 @dsl_user_op
+def load_shared_v2(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Two words from an 8-byte aligned address."""
+    return inline_ptx(
+        "ld.shared.v2.b32 {$0, $1}, [$2];", [Uint32] * 2, [Int32(address)], side_effects=True, loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
 def load_shared_v4(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
     """Four words from a 16-byte aligned address."""
     template = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
@@ -131,10 +220,28 @@ def load_shared_v4(address: Int32, *, loc: Any = None, ip: Any = None) -> list[U
 
 @dsl_user_op
 def store_shared(address: Int32, words: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> None:
-    """One or two words to an address aligned to their size."""
-    template = {1: "st.shared.b32 [$0], $1;", 2: "st.shared.v2.b32 [$0], {$1, $2};"}[len(words)]
+    """One, two or four words to an address aligned to their size."""
+    template = {
+        1: "st.shared.b32 [$0], $1;",
+        2: "st.shared.v2.b32 [$0], {$1, $2};",
+        4: "st.shared.v4.b32 [$0], {$1, $2, $3, $4};",
+    }[len(words)]
     operands = [Int32(address), *(Uint32(w) for w in words)]
     inline_ptx(template, [], operands, side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_shared_v4(address: Int32, words: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> None:
+    """Four words to a 16-byte aligned address."""
+    operands = [Int32(address), *(Uint32(w) for w in words)]
+    inline_ptx("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", [], operands, side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_shared_u16(address: Int32, word: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+    """The low 16 bits of a word."""
+    template = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $1; st.shared.b16 [$0], lo; }"
+    inline_ptx(template, [], [Int32(address), Uint32(word)], side_effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -145,7 +252,87 @@ def ldmatrix_x4(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Uint
     return inline_ptx(template, [Uint32] * 4, [Int32(address)], side_effects=True, loc=loc, ip=ip)
 
 
+# ---- clusters (9.7.9.23, 9.7.13.4) ---------------------------------------------------------------------------------
+
+
+@dsl_user_op
+def cluster_rank(*, loc: Any = None, ip: Any = None) -> Int32:
+    """This CTA's place in its cluster."""
+    return inline_ptx("mov.u32 $0, %cluster_ctarank;", [Int32], [], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def cluster_size(*, loc: Any = None, ip: Any = None) -> Int32:
+    """CTAs in the cluster."""
+    return inline_ptx("mov.u32 $0, %cluster_nctarank;", [Int32], [], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def cluster_sync(*, loc: Any = None, ip: Any = None) -> None:
+    """A barrier of all threads of the cluster, whole warps at a time; what was written to shared memory before it may
+    be read by any CTA of the cluster after it."""
+    template = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    inline_ptx(template, [], [], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def cluster_sync_relaxed(*, loc: Any = None, ip: Any = None) -> None:
+    """A barrier of all threads of the cluster, whole warps at a time, that makes no writes visible, so it does not wait
+    for any. At the end it keeps a CTA's shared memory there until the others have read it."""
+    template = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
+    inline_ptx(template, [], [], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def peer_address(address: Int32, rank: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
+    """The shared::cluster address of a shared address of this CTA in the CTA of another rank."""
+    operands = [Int32(address), Int32(rank)]
+    return inline_ptx("mapa.shared::cluster.u32 $0, $1, $2;", [Int32], operands, side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def load_peer_f32x2(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """Two f32 from an 8-byte aligned shared::cluster address."""
+    template = "ld.shared::cluster.v2.f32 {$0, $1}, [$2];"
+    return inline_ptx(template, [Float32] * 2, [Int32(address)], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_peer_v4(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """Four f32 from a 16-byte aligned shared::cluster address."""
+    template = "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];"
+    return inline_ptx(template, [Float32] * 4, [Int32(address)], side_effects=True, loc=loc, ip=ip)
+
+
 # ---- asynchronous copies (9.7.9.25) -------------------------------------------------------------------------------
+
+
+@dsl_user_op
+def copy_async(smem: Int32, address: Int64, size: Int32, *, loc: Any = None, ip: Any = None) -> None:
+    """16 bytes to shared memory, both ends aligned to 16: ``size`` of them are read, 0 or 16, the rest is zero."""
+    template = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+    operands = [Int32(smem), Int64(address), Int32(size)]
+    inline_ptx(template, [], operands, side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_commit(*, loc: Any = None, ip: Any = None) -> None:
+    """Make a group of this thread's copies since the last one."""
+    inline_ptx("cp.async.commit_group;", [], [], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_wait(pending: int, *, loc: Any = None, ip: Any = None) -> None:
+    """Wait until at most ``pending`` of this thread's latest groups are under way."""
+    inline_ptx(f"cp.async.wait_group {pending};", [], [], side_effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_4(smem: Int32, address: Int64, size: Int32, *, loc: Any = None, ip: Any = None) -> None:
+    """As :func:`copy_async`, of 4 bytes: ``size`` is 0 or 4."""
+    template = "cp.async.ca.shared.global [$0], [$1], 4, $2;"
+    operands = [Int32(smem), Int64(address), Int32(size)]
+    inline_ptx(template, [], operands, side_effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -227,6 +414,13 @@ def fence_mbarrier_init(*, loc: Any = None, ip: Any = None) -> None:
     inline_ptx("fence.mbarrier_init.release.cluster;", [], [], side_effects=True, loc=loc, ip=ip)
 
 
+@dsl_user_op
+def set_registers(count: int, increase: bool, *, loc: Any = None, ip: Any = None) -> None:
+    """Registers a thread from here on, by all warps of four that start at a multiple of four (9.7.20.5)."""
+    template = f"setmaxnreg.{'inc' if increase else 'dec'}.sync.aligned.u32 {count};"
+    inline_ptx(template, [], [], side_effects=True, loc=loc, ip=ip)
+
+
 # ---- arithmetic and conversion ------------------------------------------------------------------------------------
 
 
@@ -237,11 +431,30 @@ def max_u16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint3
 
 
 @dsl_user_op
+def max_u32(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """Unsigned maximum; orders the bit patterns of non-negative f32 values."""
+    return inline_ptx("max.u32 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def multiply(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
     """f32 product, rounded to nearest even, subnormals kept, never contracted into an fma."""
     return inline_ptx(
         "mul.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], side_effects=False, loc=loc, ip=ip
     )[0]
+
+
+@dsl_user_op
+def fma(a: Float32, b: Float32, c: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """``a * b + c`` in f32, rounded once to nearest even, subnormals kept."""
+    operands = [Float32(a), Float32(b), Float32(c)]
+    return inline_ptx("fma.rn.f32 $0, $1, $2, $3;", [Float32], operands, side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def negate(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """An f32 with the other sign."""
+    return inline_ptx("neg.f32 $0, $1;", [Float32], [Float32(a)], side_effects=False, loc=loc, ip=ip)[0]
 
 
 @dsl_user_op
@@ -255,6 +468,13 @@ def maximum(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float
     """f32 maximum; the other operand where one is NaN."""
     operands = [Float32(a), Float32(b)]
     return inline_ptx("max.f32 $0, $1, $2;", [Float32], operands, side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def largest_magnitude(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """The larger of two f32 magnitudes; the other one where one is NaN."""
+    template = "{ .reg .f32 p, q; abs.f32 p, $1; abs.f32 q, $2; max.f32 $0, p, q; }"
+    return inline_ptx(template, [Float32], [Float32(a), Float32(b)], side_effects=False, loc=loc, ip=ip)[0]
 
 
 @dsl_user_op
@@ -301,6 +521,16 @@ def to_e4m3(value: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
 
 
 @dsl_user_op
+def to_e4m3x4(values: Sequence[Float32], *, loc: Any = None, ip: Any = None) -> Uint32:
+    """Four E4M3 codes, the first in the lowest byte: nearest even, saturating at 448."""
+    template = (
+        "{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, $2, $1; cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; "
+        "mov.b32 $0, {lo, hi}; }"
+    )
+    return inline_ptx(template, [Uint32], [Float32(v) for v in values], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def from_e4m3(code: Uint32, *, loc: Any = None, ip: Any = None) -> Float32:
     """The value of the E4M3 code in the low byte; exact."""
     template = (
@@ -308,6 +538,27 @@ def from_e4m3(code: Uint32, *, loc: Any = None, ip: Any = None) -> Float32:
         "mov.b32 {lo, hi}, w; cvt.f32.f16 $0, lo; }"
     )
     return inline_ptx(template, [Float32], [Uint32(code)], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def bf16x2_of_e4m3x4(codes: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """The values of four E4M3 codes as two words of bf16, the lowest byte first; exact."""
+    template = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.rn.bf16x2.e4m3x2 $0, lo; cvt.rn.bf16x2.e4m3x2 $1, hi; }"
+    return inline_ptx(template, [Uint32] * 2, [Uint32(codes)], side_effects=False, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def bf16x2_of_e8m0x2(codes: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """The powers of two of the E8M0 codes in the low two bytes as bf16; exact: 2^-127 for 0, NaN for 255."""
+    template = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $1; cvt.rn.bf16x2.ue8m0x2 $0, lo; }"
+    return inline_ptx(template, [Uint32], [Uint32(codes)], side_effects=False, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def multiply_bf16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """Two bf16 products, each rounded to nearest even, subnormals kept, never contracted into an fma."""
+    operands = [Uint32(a), Uint32(b)]
+    return inline_ptx("mul.rn.bf16x2 $0, $1, $2;", [Uint32], operands, side_effects=False, loc=loc, ip=ip)[0]
 
 
 @dsl_user_op

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch
 from b12x._runtime import counters, packs
 from b12x._runtime.target import current_target
 from b12x.gemm.blockscaled import cases as gemm_cases
-from b12x.gemm.blockscaled import reference
-from b12x.quantization.nvfp4 import reference as nvfp4_reference
+from b12x.gemm.blockscaled import planner, reference
+from b12x.gemm.blockscaled.decode_spec import DecodeSpec
+from b12x.gemm.blockscaled.recipes import C_DTYPES, RECIPES
 from b12x.verify import operands, runner
 from b12x.verify.case import Tally, half_ulp
 
@@ -48,18 +50,23 @@ def test_small_gemm_cases_cover_tiles_tails_and_stages():
     steps that is more than the stages and no multiple of them."""
     covered: dict[str, set[str]] = {}
     for case in gemm_cases.CASES:
-        if case.size != "small":
+        if case.size != "small" or not isinstance(case, gemm_cases.BlockscaledCase):
             continue
         for role in case.roles():
             spec = role.candidates[0]
             steps = case.k // spec.tile_k
-            found = covered.setdefault(spec.key, set())
-            found |= {"n"} if case.n > spec.tile_n and case.n % spec.tile_n else set()
-            found |= {"m"} if case.m % spec.tile_m and (case.m > spec.tile_m or role.name == "small") else set()
-            found |= {"k"} if steps > spec.stages and steps % spec.stages else set()
+            found = covered.setdefault(spec.key, {"m"} if role.name == "decode" else set())
+            if isinstance(spec, DecodeSpec):
+                rows, stages = spec.scale_rows, spec.warps * spec.stages
+            else:
+                rows, stages = spec.tile_n, spec.stages
+                found |= {"m"} if case.m % spec.tile_m and (case.m > spec.tile_m or role.name == "narrow") else set()
+            found |= {"n"} if case.n > rows and case.n % rows else set()
+            found |= {"k"} if steps > stages and steps % stages else set()
             found |= {case.distribution}
-    assert len(covered) == 6
-    assert all(found == {"m", "n", "k", "normal", "octaves", "mean1", "onehot"} for found in covered.values())
+    kinds = {"normal", "octaves", "mean1", "onehot", "grid"}
+    assert len(covered) == len(RECIPES) * len(C_DTYPES) * len(planner.LEAST_MAX_M)
+    assert {key: found for key, found in covered.items() if found != kinds | {"m", "n", "k"}} == {}
 
 
 @pytest.mark.parametrize("c_dtype", ["bfloat16", "float16", "float32"])
@@ -69,14 +76,27 @@ def test_bound_is_that_of_the_reference(c_dtype, rng):
     np.testing.assert_array_equal(half_ulp(x, c_dtype).numpy(), reference.half_ulp(x.numpy(), c_dtype))
 
 
-def test_operand_values_are_those_of_the_format(rng):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_operand_values_are_those_of_the_format(recipe):
+    """Codes and scales, read with ml_dtypes."""
     generator = torch.Generator().manual_seed(3)
+    block_rows = 4 if recipe == "block_fp8" else 1
     for distribution in ("normal", "octaves", "mean1", "grid", "onehot"):
-        operand = operands.random_operand(generator, 5, 128, distribution, 2)
-        for index in range(2):
-            wanted = nvfp4_reference.dequantize(operand.packed[..., index].numpy(), operand.linear[index].numpy())
-            np.testing.assert_array_equal(operand.values()[index].numpy(), wanted)
-    assert torch.equal(operand.values(slice(1, 3)), operand.values()[:, 1:3])
+        operand = operands.random_operand(generator, 5, 256, distribution, 2, recipe, block_rows)
+        codes = operand.codes.view(torch.uint8).permute(2, 0, 1).numpy()
+        if RECIPES[recipe].bits == 4:
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(2, 5, 256)
+            wanted = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        else:
+            wanted = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        linear = operand.linear.numpy()
+        if linear.dtype == np.uint8:
+            kind = ml_dtypes.float8_e4m3fn if recipe == "nvfp4" else ml_dtypes.float8_e8m0fnu
+            linear = linear.view(kind)
+        block = 256 // linear.shape[2]
+        scale = np.repeat(np.repeat(linear.astype(np.float64), block, axis=2), block_rows, axis=1)[:, :5]
+        np.testing.assert_array_equal(operand.values().numpy(), wanted * scale)
+        assert torch.equal(operand.values(slice(1, 3)), operand.values()[:, 1:3])
 
 
 def test_quantised_operand_is_near(rng):

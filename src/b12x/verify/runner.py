@@ -17,6 +17,7 @@ import b12x
 from b12x._runtime import counters, freeze, packs, resolve, target
 from b12x._runtime.errors import KernelResolutionFrozenError
 from b12x._runtime.launch import Target
+from b12x._runtime.spec import module_name
 from b12x.verify.case import Case, Judgement, Prepared, Size
 
 #: Targets by name: which device each takes, and the sizes that suit it.
@@ -102,7 +103,7 @@ def op_of(key: str) -> str:
 
 def cases_of(op: str) -> tuple[Case, ...]:
     """The cases of an op; none where there is no such op, or it has no module ``cases``."""
-    name = f"b12x.{op}.cases"
+    name = f"{module_name(op)}.cases"
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -116,14 +117,14 @@ def cases_of(op: str) -> tuple[Case, ...]:
 def every_case() -> list[tuple[str, Case]]:
     """The cases of every op that there is, whatever the packs hold, with the op."""
     folders = {path.parent for root in b12x.__path__ for path in Path(root).glob("*/*/cases.py")}
-    ops = sorted(f"{f.parent.name}.{f.name}" for f in folders if (f / "planner.py").exists())
+    # A module whose name is taken by a function of its group has an underscore before it.
+    ops = sorted(f"{f.parent.name}.{f.name.lstrip('_')}" for f in folders if (f / "planner.py").exists())
     return [(op, case) for op in ops for case in cases_of(op)]
 
 
 def all_cases(sizes: Iterable[Size]) -> list[tuple[str, Case]]:
-    """Every case, of these sizes, of the ops whose kernels the installed packs hold, with its op."""
-    ops = sorted({op_of(key) for pack in packs.installed() for key in pack.entries})
-    return [(op, case) for op in ops for case in cases_of(op) if case.size in sizes]
+    """Every case of these sizes, with its op: also of ops that are made of other ops' kernels."""
+    return [(op, case) for op, case in every_case() if case.size in sizes]
 
 
 def one_for_each_key(where: Target, cases: Iterable[tuple[str, Case]]) -> list[tuple[str, Case]]:

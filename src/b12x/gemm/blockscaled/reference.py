@@ -7,9 +7,6 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 
-#: K that one MMA of the NVFP4 recipe sums.
-MMA_K = 64
-
 
 def matmul(a: F64, b: F64, alpha: float = 1.0) -> F64:
     """``alpha * A B^T`` for dequantised operands ``A [M, K]`` and ``B [N, K]``."""
@@ -17,15 +14,15 @@ def matmul(a: F64, b: F64, alpha: float = 1.0) -> F64:
     return product
 
 
-def tolerance(a: F64, b: F64, alpha: float, c_dtype: str) -> F64:
+def tolerance(a: F64, b: F64, alpha: float, c_dtype: str, mma_k: int = 64) -> F64:
     """Largest allowed ``|C - reference|`` for each element ``[M, N]``.
 
     Half a unit in the last place of the output, plus ``(4 + K / k_mma) * 2^-23 * sum |a b|`` for f32 accumulation in
-    any order, truncation included.
+    any order, truncation included. ``mma_k`` is the K of one MMA: 64 of FP4, 32 of FP8.
     """
     result = np.abs(matmul(a, b, alpha))
     magnitude = abs(alpha) * (np.abs(a) @ np.abs(b).T)
-    accumulation: F64 = (4 + a.shape[1] / MMA_K) * 2.0**-23 * magnitude
+    accumulation: F64 = (4 + a.shape[1] / mma_k) * 2.0**-23 * magnitude
     return half_ulp(result + accumulation, c_dtype) + accumulation
 
 
