@@ -1,0 +1,10 @@
+"""Kernel specs of ``gemm.mxfp8_linear``: none of its own.
+
+Its parts are ``quantization.mxfp8`` and ``gemm.blockscaled``.
+"""
+
+from __future__ import annotations
+
+from b12x._runtime.spec import KernelSpec
+
+SPECS: tuple[type[KernelSpec], ...] = ()
