@@ -39,7 +39,7 @@ from types import ModuleType
 from typing import Any
 
 import b12x
-from b12x._runtime.spec import KernelSpec
+from b12x._runtime.spec import KernelSpec, module_name
 
 from .errors import ManifestError
 from .toml_lines import TomlPath, key_lines
@@ -107,9 +107,9 @@ def load_manifest(path: Path) -> Manifest:
 def known_ops() -> tuple[str, ...]:
     """Ops that have a planner, by their files; nothing is imported."""
     found = {
-        f"{planner.parent.parent.name}.{planner.parent.name}"
+        f"{planner.parent.parent.name}.{planner.parent.name.lstrip('_')}"
         for root in b12x.__path__
-        for planner in Path(root).glob("[a-z]*/[a-z]*/planner.py")
+        for planner in Path(root).glob("[a-z]*/[_a-z]*/planner.py")
         if (planner.parent / "spec.py").is_file()
     }
     return tuple(sorted(found))
@@ -216,7 +216,7 @@ class _Reader:
 
 
 def _planner(op: str) -> ModuleType:
-    return importlib.import_module(f"b12x.{op}.planner")
+    return importlib.import_module(f"{module_name(op)}.planner")
 
 
 def _expected(found: str, known: Sequence[str]) -> str:

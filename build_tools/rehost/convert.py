@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from .body import Body
 from .scan import Instruction
 
-_INFINITY = "0x7f800000"
+_INFINITY = 0x7F800000
+_ZERO = "0f00000000"
+#: The bits of 1.5 * 2^23.
+_ROUNDER = 0x4B400000
 
 
 @dataclass(frozen=True)
 class Narrow:
     """A format without infinity and NaN.
 
-    ``emin`` is the smallest normal exponent, ``largest`` the largest value as a literal, the rest are widths.
+    ``emin`` is the smallest normal exponent, the rest are widths.
     """
 
     exponent: int
     mantissa: int
     emin: int
-    largest: str
 
     @property
     def bits(self) -> int:
@@ -34,9 +36,9 @@ class Narrow:
 
 
 NARROW = {
-    "e2m1": Narrow(2, 1, 0, "0f40c00000"),
-    "e2m3": Narrow(2, 3, 0, "0f40f00000"),
-    "e3m2": Narrow(3, 2, -2, "0f41e00000"),
+    "e2m1": Narrow(2, 1, 0),
+    "e2m3": Narrow(2, 3, 0),
+    "e3m2": Narrow(3, 2, -2),
 }
 _F8 = ("e4m3x2", "e5m2x2")
 _PAIRS = (*(f"{name}x2" for name in NARROW), "ue8m0x2")
@@ -71,32 +73,38 @@ def convert(ins: Instruction, body: Body) -> None:
 
 
 def _to_narrow(ins: Instruction, body: Body) -> None:
-    """``cvt.rn.satfinite{.relu}.{e2m1x2,e2m3x2,e3m2x2}.{f32,f16x2,bf16x2}``."""
+    """``cvt.rn.satfinite{.relu}.{e2m1x2,e2m3x2,e3m2x2}.{f32,f16x2,bf16x2}``; NaN becomes the largest positive value."""
     to = types(ins)[0]
     fmt = NARROW[to.removesuffix("x2")]
-    high, low = (_encode(body, value, fmt, ins.has("relu")) for value in _floats(ins, body))
-    _write_pair(ins, body, high, low, 4 if to == "e2m1x2" else 8)
+    values = _floats(ins, body)
+    if ins.has("relu"):
+        values = (body.op("max.NaN.f32", values[0], _ZERO), body.op("max.NaN.f32", values[1], _ZERO))
+    step = 4 if to == "e2m1x2" else 8
+    top = 1 << (fmt.bits - 1)
+    high, low = (_magnitude(body, value, fmt) for value in values)
+    pair = body.op("and.b32", body.op("mad.lo.u32", high, 1 << step, low), (top - 1) * ((1 << step) + 1))
+    for value, place in zip(values, (step, 0), strict=True):
+        number = body.op("min.f32", value, f"0f{_INFINITY:08x}")  # which is positive, in the place of NaN
+        sign = body.op("shr.u32", number, 32 - fmt.bits - place)
+        pair = body.op("lop3.b32", sign, top << place, pair, "0xea")
+    body.add(f"cvt.u{_CARRIER.get(to, 16)}.u32 {ins.operands[0]}, {pair}")
 
 
-def _encode(body: Body, value: str, fmt: Narrow, relu: bool) -> str:
-    """Code of an f32, rounded to nearest even; NaN becomes the largest positive value.
+def _magnitude(body: Body, value: str, fmt: Narrow) -> str:
+    """Code of an f32 without its sign, rounded to nearest even, in the low bits of a word.
 
-    Adding 1.5 * 2^23 units, a unit being the format's spacing at the value, rounds once and leaves the number of units
-    in the low bits of the sum. The code is the number of units plus the exponent's place, carries included.
+    Between neighbouring powers of two the code is a linear function of the magnitude, and everywhere it is the least of
+    these functions, since each has half the slope of the one before. So it is the least of their rounded values too.
+    Each is a fused multiply-add that also adds 1.5 * 2^23, whose spacing is 1: it rounds once, and the low bits of the
+    sum are the code. As integers the sums have the same order, and infinity and NaN are above them all.
     """
-    if relu:
-        value = body.op("max.NaN.f32", value, "0f00000000")
-    magnitude = body.op("min.f32", body.op("and.b32", value, "0x7fffffff"), fmt.largest)
-    lowest = (fmt.emin + 127) << 23
-    exponent = body.op("max.u32", body.op("and.b32", magnitude, _INFINITY), lowest)
-    rounder = body.op("add.u32", exponent, ((23 - fmt.mantissa) << 23) | 0x400000)
-    units = body.op("sub.u32", body.op("add.rn.f32", magnitude, rounder), rounder)
-    place = body.op("shr.u32", body.op("sub.u32", exponent, lowest), 23 - fmt.mantissa)
-    code = body.op("add.u32", place, units)
-    shift = 32 - fmt.bits
-    sign = body.op("and.b32", body.op("shr.u32", value, shift), 1 << (fmt.bits - 1))
-    is_nan = body.op("setp.nan.f32", value, value, kind="pred")
-    return body.op("or.b32", code, body.op("selp.b32", 0, sign, is_nan))
+    magnitude = body.op("abs.f32", value)
+    code = str(_ROUNDER + (1 << (fmt.bits - 1)) - 1)
+    for step in range((1 << fmt.exponent) - 1):
+        slope = f"0f{(127 + fmt.mantissa - fmt.emin - step) << 23:08x}"
+        start = f"0f{_ROUNDER + (step << fmt.mantissa):08x}"
+        code = body.op("min.u32", body.op("fma.rn.f32", magnitude, slope, start), code)
+    return code
 
 
 def _to_f8(ins: Instruction, body: Body) -> None:
@@ -149,7 +157,8 @@ def _to_scales(ins: Instruction, body: Body) -> None:
             is_number = body.op("setp.le.u32", magnitude, _INFINITY, kind="pred")
             code = body.op("selp.b32", body.op("min.u32", code, 254), code, is_number)
         codes.append(code)
-    _write_pair(ins, body, codes[0], codes[1], 8)
+    pair = body.op("or.b32", body.op("shl.b32", codes[0], 8), codes[1])
+    body.add(f"cvt.u16.u32 {ins.operands[0]}, {pair}")
 
 
 def _from_scales(ins: Instruction, body: Body) -> None:
@@ -181,8 +190,3 @@ def _floats(ins: Instruction, body: Body) -> tuple[str, str]:
 def _pair(ins: Instruction, body: Body) -> str:
     """The packed source, in a 32-bit register."""
     return body.op(f"cvt.u32.u{_CARRIER.get(types(ins)[1], 16)}", ins.operands[1])
-
-
-def _write_pair(ins: Instruction, body: Body, high: str, low: str, step: int) -> None:
-    pair = body.op("or.b32", body.op("shl.b32", high, step), low)
-    body.add(f"cvt.u{_CARRIER.get(types(ins)[0], 16)}.u32 {ins.operands[0]}, {pair}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from b12x._runtime.registry import list_ops
 from b12x.build_tools.errors import ManifestError
 from b12x.build_tools.manifest import known_ops, load_manifest
 from b12x.build_tools.toml_lines import key_lines
@@ -108,11 +110,17 @@ def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
         load_manifest(tmp_path / "bytes.toml")
 
 
-@pytest.mark.parametrize(("name", "more"), [("base", {"verify.mma"}), ("demo", set())])
-def test_the_manifests_of_the_repository(name: str, more: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("base", {meta.qualname for meta in list_ops()} | {"verify.mma"}),
+        ("demo", {"gemm.blockscaled", "quantization.nvfp4"}),
+    ],
+)
+def test_the_manifests_of_the_repository(name: str, ops: set[str]) -> None:
     manifest = load_manifest(ROOT / "manifests" / f"{name}.toml")
     assert manifest.name == name
-    assert {request.op for request in manifest.requests} == {"gemm.blockscaled", "quantization.nvfp4"} | more
+    assert {request.op for request in manifest.requests} == ops
 
 
 def test_base_reaches_every_op_dtype_and_role() -> None:
@@ -120,12 +128,21 @@ def test_base_reaches_every_op_dtype_and_role() -> None:
     assert set(known_ops()) == {request.op for request in manifest.requests}
     base = {spec.key for spec in manifest.specs()}
     assert {s.key for s in load_manifest(ROOT / "manifests" / "demo.toml").specs()} <= base
-    from b12x.gemm.blockscaled.planner import CHOICE
-    from b12x.gemm.blockscaled.spec import C_DTYPES
+    from b12x.gemm.blockscaled.planner import LEAST_MAX_M
+    from b12x.gemm.blockscaled.recipes import C_DTYPES, RECIPES
     from b12x.quantization.nvfp4.spec import DTYPES
     from b12x.verify.mma.spec import KINDS
 
-    assert len(base) == len(C_DTYPES) * len(CHOICE) + len(DTYPES) + len(KINDS)
+    held = Counter(key.partition(":")[0] for key in base)
+    variants = len(RECIPES) * len(C_DTYPES)
+    assert held["gemm.blockscaled"] == variants * (len(LEAST_MAX_M) - 1)
+    assert (
+        len([key for key in base if key.startswith("gemm.blockscaled.decode:") and "source=quantized" in key])
+        == variants
+    )
+    assert held["quantization.nvfp4"] == len(DTYPES)
+    assert held["verify.mma"] == len(KINDS)
+    assert len(base) <= 400
 
 
 # ---- properties: any layout of the text, any combination of values ----
