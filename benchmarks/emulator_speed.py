@@ -23,7 +23,7 @@ from b12x.gemm.blockscaled import reference
 from b12x.gemm.blockscaled.spec import BlockscaledSpec
 from b12x.quantization.nvfp4 import reference as quantization
 
-SPEC = BlockscaledSpec(c_dtype="float32", tile_m=128, tile_n=128, warps_m=4, warps_n=2)
+SPEC = BlockscaledSpec(recipe="nvfp4", c_dtype="float32", tile_m=128, tile_n=128, groups=2)
 TILE = 128
 VARIANTS = {
     "checked": emulator.Options(),
@@ -66,8 +66,9 @@ class Problem:
             )
             for x in self.codes
         ]
-        pointers = [x.ctypes.data for x in (*self.scales, self.alpha, self.c)]
-        self.params = [*maps, *pointers, TILE, TILE, k, 1, 1]
+        no_bias = 0
+        pointers = [*(x.ctypes.data for x in (*self.scales, self.alpha)), no_bias, self.c.ctypes.data]
+        self.params = [*maps, *pointers, TILE, TILE, k, 1, 1, 0]
         inputs = {"a": self.codes[0], "b": self.codes[1], "sfa": self.scales[0], "sfb": self.scales[1]}
         self.regions = [Region(n, x.ctypes.data, x.shape, x.strides, "uint8", "r", True) for n, x in inputs.items()]
         self.regions.append(Region("alpha", self.alpha.ctypes.data, (1,), (4,), "float32", "r", True))

@@ -23,7 +23,7 @@ from b12x.quantization.nvfp4 import reference as nvfp4_reference
 from demo.linears import FORMAT_MAX, gemm_caps
 from demo.run import GATE_FAILED, choose_target
 
-M, N, K = 32, 128, 256
+M, N, K = 16, 128, 256
 
 
 def main() -> int:

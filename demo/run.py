@@ -9,6 +9,7 @@ an SM120 or SM121 GPU where there is one, otherwise on the emulator. Exit codes:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -41,6 +42,9 @@ from demo.sentences import CALIBRATION, SENTENCES
 
 GATE_FAILED = 3
 _IMPORTED = time.monotonic()
+#: Multiprocessors of the emulated GPU, and the target that is chosen for the whole process.
+_EMULATED_SMS = 4
+_CHOSEN = contextlib.ExitStack()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,12 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def choose_target() -> tuple[str, str]:
-    """Device for the plans and its name: an SM120/SM121 GPU, otherwise the emulator."""
+    """Device for the plans and its name: an SM120/SM121 GPU, otherwise, from here on, the emulator of a small one.
+
+    Of few multiprocessors, since nothing runs side by side there: tiles are large, and K is not split.
+    """
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         if (major, minor) in ((12, 0), (12, 1)):
             return f"cuda:{index}", f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})"
-    os.environ["B12X_TARGET"] = "emulator"
+    _CHOSEN.enter_context(b12x.target("emulator", sm_count=_EMULATED_SMS))
     return "cpu", "emulator on CPU (no SM120 or SM121 GPU found)"
 
 

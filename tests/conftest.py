@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     cases = 0
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, ()):
-            properties = dict(report.user_properties)
+            properties = dict(getattr(report, "user_properties", ()))
             results[outcome] += "target" in properties
             cases += "op_case" in properties and outcome != "skipped"
     if not results.total():

@@ -14,7 +14,7 @@ from b12x.verify.case import Case
 
 
 def run(prepared: Path, seed: int, report: Report) -> None:
-    judge(runner.all_cases(("small", "model")), seed, report)
+    judge(runner.every_case(), seed, report)
 
 
 def judge(cases: Iterable[tuple[str, Case]], seed: int, report: Report) -> None:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from b12x.gemm.blockscaled.reference import MMA_K
 from b12x.quantization import nvfp4, scales
 from b12x.verify.case import half_ulp
-from b12x.verify.operands import BLOCK, DISTRIBUTIONS, dequantise
+from b12x.verify.operands import DISTRIBUTIONS, dequantise
 
 __all__ = ["DEVICE", "DISTRIBUTIONS", "DTYPES", "Operand", "product", "random_operand", "tolerance"]
 
+#: Values that share a scale, and K of one MMA.
+BLOCK, MMA_K = 16, 64
 #: Device that everything lives on.
 DEVICE = "cuda"
 

@@ -28,13 +28,15 @@ from paths import HERE, ROOT
 
 #: Section -> its time limit in seconds.
 SECTIONS = {
-    "cases": 60,
+    "cases": 300,
     "expansions": 120,
     "agreement": 90,
     "graphs": 60,
     "contexts": 60,
     "overhead": 60,
     "models": 150,
+    "rows": 120,
+    "gemm": 300,
 }
 #: Sections that run under the tools.
 _SANITIZED = ("small", "controls")

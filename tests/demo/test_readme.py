@@ -15,13 +15,14 @@ from b12x.quantization.nvfp4 import reference as nvfp4_reference
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
 N, K = 256, 128
 
 
 def test_example(target, rng, monkeypatch):
     """The example on the target, with smaller sizes; N(0, 1) activations and weights."""
     monkeypatch.setattr("b12x._runtime.freeze._state", (False, None))
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    example, _ = EXAMPLES
     sizes = "m, n, k = 4096, 7168, 2048"
     assert sizes in example
     example = example.replace(sizes, f"m, n, k = 128, {N}, {K}").replace('"cuda"', repr(target.device))
@@ -40,6 +41,34 @@ def test_example(target, rng, monkeypatch):
     a, b = nvfp4_reference.dequantize(*x, g_x), nvfp4_reference.dequantize(packed, codes, g_weight)
     error = np.abs(names["out"][:, :, 0].double().cpu().numpy() - gemm_reference.matmul(a, b))
     assert (error <= gemm_reference.tolerance(a, b, 1.0, "bfloat16")).all()
+
+
+def test_one_shot_example(target, rng):
+    """The linears and ``bmm`` on values of -1, 0 and 1 and scales of 1: every step is exact."""
+    _, example = EXAMPLES
+    arrays = {
+        "x": rng.integers(-1, 2, (5, K)),
+        "values": rng.integers(-1, 2, (N, K)),
+        "bias": rng.integers(-1, 2, N),
+        "lhs": rng.integers(-1, 2, (2, 5, K)),
+        "w": rng.integers(-1, 2, (2, K, N)),
+    }
+    names = {name: torch.tensor(array).bfloat16().to(target.device) for name, array in arrays.items()}
+    names |= {name: names[name].to(torch.float8_e4m3fn) for name in ("values", "w")}
+    names |= {
+        "x_e4m3": names["x"].to(torch.float8_e4m3fn),
+        "scales": torch.full((N, K // 32), 127, dtype=torch.uint8, device=target.device),
+        "block_scales": torch.ones(N // 128, K // 128, device=target.device),
+        "input_scale": torch.tensor([0.5], device=target.device),
+        "weight_scale": torch.tensor([2.0], device=target.device),
+        "w_scales": torch.full((2, K, N // 32), 127, dtype=torch.uint8, device=target.device),
+        "out": torch.empty(2, 5, N, dtype=torch.bfloat16, device=target.device),
+    }
+    exec(example, names)
+    y = arrays["x"] @ arrays["values"].T
+    wanted = {"y": y + arrays["bias"], "y_block": y, "y_tensor": y, "out": arrays["lhs"] @ arrays["w"]}
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(names[name].float().cpu().numpy(), array, err_msg=name)
 
 
 def test_every_op_is_listed():
