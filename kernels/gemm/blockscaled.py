@@ -22,7 +22,7 @@ from cutlass.cute.typing import AddressSpace
 
 from b12x._runtime.abi import ITEMSIZE
 from b12x.gemm.blockscaled.spec import BlockscaledSpec
-from b12x.kernels._shared import mma, ptx, scales
+from b12x.kernels._shared import mma, ptx, results, scales
 from b12x.kernels._shared.pipeline import Ring
 
 #: Bytes of an operand's row that one MMA takes, and of the chunks that TMA swizzles and ldmatrix reads.
@@ -48,7 +48,7 @@ def define(spec: BlockscaledSpec):
     swizzled = encoding.scales == "mma"
     blocks_per_mma = encoding.mma_k // encoding.block if swizzled else 0
     blocks_per_step = spec.tile_k // encoding.block if swizzled else 0
-    # The bytes of one lane's pair of results in the share of a slab that a warp shows to the cluster.
+    # Bytes of the f32 sums of one slab of a warp's rows, as the warp shows them to the cluster.
     slab_bytes = spec.stage_rows * spec.warp_n * 4
 
     @cute.kernel
@@ -242,8 +242,9 @@ def define(spec: BlockscaledSpec):
                         for part in cutlass.range_constexpr(spec.warp_n // spec.stage_columns):
                             for j in cutlass.range_constexpr(spec.stage_columns // 8):
                                 at = part * (spec.stage_columns // 8) + j
-                                results = [ptx.multiply(acc[slab % 2 * 2 + e, at, slab // 2], factor) for e in range(2)]
-                                ptx.store_shared(buffer + staged(group, 8 * j + 2 * quad), convert(results))
+                                pair = [ptx.multiply(acc[slab % 2 * 2 + e, at, slab // 2], factor) for e in range(2)]
+                                words = results.convert(pair, spec.c_dtype)
+                                ptx.store_shared(buffer + staged(group, 8 * j + 2 * quad), words)
                             cute.arch.sync_warp()
                             store_rows(
                                 buffer,
@@ -305,19 +306,6 @@ def define(spec: BlockscaledSpec):
         swizzle = row // (128 // spec.staging_pitch) % (spec.staging_pitch // CHUNK // unit) * unit
         return row * spec.staging_pitch + (chunk ^ swizzle) * CHUNK + column * itemsize % CHUNK
 
-    def convert(pair):
-        """Two f32 results as the words that C holds."""
-        if spec.c_dtype == "float32":
-            return [ptx.bits_of(v) for v in pair]
-        return [ptx.pack_16(*pair, spec.c_dtype)]
-
-    def add(word, term):
-        """The values of a word of C plus those of a word of bias, each sum rounded to C's dtype."""
-        if spec.c_dtype == "float32":
-            return ptx.bits_of(ptx.float_of(word) + ptx.float_of(term))
-        pairs = zip(ptx.unpack_16(word, spec.c_dtype), ptx.unpack_16(term, spec.c_dtype), strict=True)
-        return ptx.pack_16(*(x + y for x, y in pairs), spec.c_dtype)
-
     @cute.jit
     def store_rows(
         buffer: Int32,
@@ -345,7 +333,7 @@ def define(spec: BlockscaledSpec):
                 if row + r < m and column + at < n and r < spec.stage_rows:
                     if has_bias != 0:
                         terms = ptx.load_global_v4_if(bias + Int64(column + at) * itemsize, Int32(1))
-                        words = [add(word, term) for word, term in zip(words, terms, strict=True)]
+                        words = [results.add(*both, spec.c_dtype) for both in zip(words, terms, strict=True)]
                     ptx.store_global_v4(c + (base + Int64(r) * n + at) * itemsize, words)
         else:
             for item in cutlass.range(lane, spec.stage_rows * spec.stage_columns, 32, unroll=1):
@@ -354,7 +342,8 @@ def define(spec: BlockscaledSpec):
                 word = ptx.load_shared(buffer + staged(r, x), 8 * itemsize)
                 if row + r < m and column + at < n:
                     if has_bias != 0:
-                        word = add(word, ptx.load_global(bias + Int64(column + at) * itemsize, 8 * itemsize))
+                        term = ptx.load_global(bias + Int64(column + at) * itemsize, 8 * itemsize)
+                        word = results.add(word, term, spec.c_dtype)
                     ptx.store_global(c + (base + Int64(r) * n + at) * itemsize, word, 8 * itemsize)
 
     @cute.jit

@@ -21,7 +21,7 @@ from cutlass.cute.typing import AddressSpace
 
 from b12x._runtime.abi import ITEMSIZE, Param, Pointer
 from b12x.gemm.blockscaled.decode_spec import DecodeSpec
-from b12x.kernels._shared import mma, ptx, quantize, scales
+from b12x.kernels._shared import mma, ptx, quantize, results, scales
 
 #: Bytes of a row that one MMA takes, and of the chunks that are copied, swizzled, and read by ldmatrix.
 MMA_BYTES = 32
@@ -422,30 +422,17 @@ def define(spec: DecodeSpec):
                             result[e] = ptx.float_of(ptx.select(Uint32(r < split), after, ptx.bits_of(before)))
         return [result[e] for e in range(spec.group)]
 
-    def convert(values):
-        """f32 results as the words that C holds."""
-        if spec.c_dtype == "float32":
-            return [ptx.bits_of(v) for v in values]
-        return [ptx.pack_16(*values[i : i + 2], spec.c_dtype) for i in range(0, len(values), 2)]
-
-    def add(word, term):
-        """The values of a word of C plus those of a word of bias, each sum rounded to C's dtype."""
-        if spec.c_dtype == "float32":
-            return ptx.bits_of(ptx.float_of(word) + ptx.float_of(term))
-        pairs = zip(ptx.unpack_16(word, spec.c_dtype), ptx.unpack_16(term, spec.c_dtype), strict=True)
-        return ptx.pack_16(*(x + y for x, y in pairs), spec.c_dtype)
-
     @cute.jit
     def store_unit(values, c: Int64, bias: Int64, has_bias: Int32, n: Int32, left: Int32):
         """Eight neighbouring results of a token, the bias added: 16 bytes at a time where all rows of C are aligned to
         them, else one by one, as many as are left of the row."""
-        words = convert(values)
+        words = results.convert(values, spec.c_dtype)
         if n % spec.group == 0:
             for i in cutlass.range_constexpr(0, len(words), 4):
                 part = words[i : i + 4]
                 if has_bias != 0:
                     terms = ptx.load_global_v4_if(bias + i * 4, Int32(1))
-                    part = [add(word, term) for word, term in zip(part, terms, strict=True)]
+                    part = [results.add(*both, spec.c_dtype) for both in zip(part, terms, strict=True)]
                 ptx.store_global_v4(c + i * 4, part)
         else:
             for i in cutlass.range_constexpr(spec.group):
@@ -454,7 +441,8 @@ def define(spec: DecodeSpec):
                     if cutlass.const_expr(itemsize == 2 and i % 2 == 1):
                         word = word >> 16
                     if has_bias != 0:
-                        word = add(word, ptx.load_global(bias + i * itemsize, 8 * itemsize))
+                        term = ptx.load_global(bias + i * itemsize, 8 * itemsize)
+                        word = results.add(word, term, spec.c_dtype)
                     ptx.store_global(c + i * itemsize, word, 8 * itemsize)
 
     @cute.jit
