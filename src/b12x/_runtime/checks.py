@@ -71,6 +71,19 @@ def described(value: Any) -> str:
     return place if kind is None else f"{dtype_name(kind)}{list(extents)} on {place}"
 
 
+def pair(op: str, name: str, form: str, found: Any) -> tuple[Any, Any]:
+    """A pair of tensors (TypeError for anything else); ``form`` is what to pass."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        what = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
+        raise TypeError(f"{op}: {name} is {what}; needed is a pair of tensors: pass {name}={form}")
+    return found[0], found[1]
+
+
+def no_binding(op: str, found: Any) -> TypeError:
+    """What ``run`` raises for something that is no binding of its op."""
+    return TypeError(f"{op}: binding is a {type(found).__name__}; needed is a Binding: make one with bind")
+
+
 def whole(op: str, name: str, value: Any, least: int = 1, most: int = LARGEST, fix: str = "") -> int:
     """Check a size or a count: an int (TypeError) from ``least`` to ``most`` (ValueError); ``fix`` is what to do."""
     if type(value) is not int:

@@ -246,8 +246,7 @@ def run(op: str, binding: Any, stream: Any) -> torch.Tensor:
     try:
         found, output = binding.launches, binding.output
     except AttributeError:
-        kind = type(binding).__name__
-        raise TypeError(f"{op}: binding is a {kind}; needed is a Binding: make one with bind") from None
+        raise checks.no_binding(op, binding) from None
     for launch in found:
         launch.launch(stream)
     result: torch.Tensor = output

@@ -13,11 +13,12 @@ import math
 import torch
 
 from b12x._runtime import checks
+from b12x.gemm._parts import BLOCK, padded
 from b12x.quantization import scales
 from b12x.quantization.mxfp8.api import MXFP8Rows
 
-#: Values of a scale byte, columns of a scale tile, and the side of a square block of one scale.
-BLOCK, COLUMNS, SQUARE = 32, 128, 128
+#: The side of a square block of one scale.
+SQUARE = 128
 #: E8M0 byte of 1.0, which pads have.
 ONE = 127
 #: 1/448 as the quantisers have it, f32 bits 0x3B124925.
@@ -27,11 +28,6 @@ _ROWS = 16 * SQUARE
 _E8M0 = ("uint8", "float8_e8m0fnu")
 _SCALE = ("float32", "bfloat16", *_E8M0)
 _PAD = "quantise again with a K that is, or pad the checkpoint with zero columns"
-
-
-def padded(k: int) -> int:
-    """K rounded up to whole scale tiles, which the kernels take."""
-    return -(-k // COLUMNS) * COLUMNS
 
 
 def mxfp8_rows(op: str, weight: torch.Tensor, weight_scale: torch.Tensor) -> MXFP8Rows:

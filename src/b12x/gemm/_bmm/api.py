@@ -77,7 +77,7 @@ def bind(plan: Plan, *, lhs: torch.Tensor, rhs: Weights, out: torch.Tensor) -> B
     last dimension and any strides that keep its elements apart. All may be views. Raises TypeError for what is no
     tensor or of a wrong dtype, ValueError for shape, stride, device, alignment, capacity or overlap.
     """
-    values, scales = operands.pair(OP, "rhs", "(values, scales)", rhs)
+    values, scales = checks.pair(OP, "rhs", "(values, scales)", rhs)
     facts = checks.facts
     checked = plan.checked(facts(out), facts(lhs), facts(values), facts(scales))
     checks.memory(OP, _ARGUMENTS, (out, lhs, values, scales), checked.sizes, 1)
@@ -100,8 +100,7 @@ def run(*, binding: Binding, stream: Any = None) -> torch.Tensor:
     try:
         launch, out = binding.launch, binding.out
     except AttributeError:
-        found = type(binding).__name__
-        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+        raise checks.no_binding(OP, binding) from None
     if launch is not None:
         launch.launch(stream)
     return out
@@ -194,7 +193,7 @@ def clear_caches() -> None:
 
 def _sizes(rhs: Weights, b_major: str) -> tuple[Target, int, int, int]:
     """Target, B, N and K of weights."""
-    values, _ = operands.pair(OP, "rhs", "(values, scales)", rhs)
+    values, _ = checks.pair(OP, "rhs", "(values, scales)", rhs)
     try:
         (batch, rows, width), device = values.shape, values.device
     except (AttributeError, ValueError):

@@ -24,14 +24,6 @@ class Strides(NamedTuple):
     row: int
 
 
-def pair(op: str, name: str, form: str, found: Any) -> tuple[Any, Any]:
-    """A pair of tensors (TypeError for anything else)."""
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        what = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
-        raise TypeError(f"{op}: {name} is {what}; needed is a pair of tensors: pass {name}={form}")
-    return found[0], found[1]
-
-
 def batched(
     op: str, name: str, x: Facts, dtype: str | tuple[str, ...], shape: Shape, device: str, step: int, rows: int = 1
 ) -> Strides:

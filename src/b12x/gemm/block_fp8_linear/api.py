@@ -20,7 +20,7 @@ import torch
 
 from b12x._runtime import checks, registry, target
 from b12x._runtime.launch import Target
-from b12x.gemm import _linear, _rows, _weights
+from b12x.gemm import _linear, _parts, _rows, _weights
 from b12x.gemm._linear import Binding, Plan
 from b12x.gemm._parts import OUTPUTS
 from b12x.gemm.block_fp8_linear import planner
@@ -118,10 +118,10 @@ def quantize_input(source_tk: torch.Tensor, *, out: MXFP8Rows | None = None) -> 
     Into ``out`` where it is given.
     """
     _linear.no_tensor(OP, "source_tk", source_tk, OUTPUTS)
-    if source_tk.ndim != 2 or source_tk.shape[1] % _weights.COLUMNS:
+    if source_tk.ndim != 2 or source_tk.shape[1] % _parts.COLUMNS:
         raise ValueError(
             f"{OP}: source_tk has shape {tuple(source_tk.shape)}; needed is [T, K] with K a multiple of "
-            f"{_weights.COLUMNS}: reshape it to the linear's rows"
+            f"{_parts.COLUMNS}: reshape it to the linear's rows"
         )
     device, dtype = checks.device_name(source_tk.device), checks.dtype_name(source_tk.dtype)
     caps = mxfp8.Caps(device=device, m=checks.LARGEST, k=source_tk.shape[1], dtype=dtype)

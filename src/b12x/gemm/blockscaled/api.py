@@ -124,7 +124,7 @@ def bind(
     dtype, ValueError for shape, stride, device, alignment, capacity or overlap.
     """
     if type(lhs) is not tuple or type(rhs) is not tuple or len(lhs) != 2 or len(rhs) != 2:
-        lhs, rhs = _pair("lhs", "(A, SFA)", lhs), _pair("rhs", "(B, SFB)", rhs)
+        lhs, rhs = checks.pair(OP, "lhs", "(A, SFA)", lhs), checks.pair(OP, "rhs", "(B, SFB)", rhs)
     a, sfa = lhs
     b, sfb = rhs
     if plan.caps.plain_fp8:
@@ -173,8 +173,7 @@ def run(*, binding: Binding, stream: Any = None) -> torch.Tensor:
     try:
         launch, out = binding.launch, binding.out
     except AttributeError:
-        found = type(binding).__name__
-        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+        raise checks.no_binding(OP, binding) from None
     if launch is not None:
         launch.launch(stream)
     return out
@@ -207,7 +206,7 @@ def mm(
     result. Tile and load-path choices are this library's own: arguments that would force one are refused by name.
     """
     _refuse(cluster_shape_mn, alpha_dtype, expected_m, policy)
-    a, b = _pair("lhs", "(A, SFA)", lhs)[0], _pair("rhs", "(B, SFB)", rhs)[0]
+    a, b = checks.pair(OP, "lhs", "(A, SFA)", lhs)[0], checks.pair(OP, "rhs", "(B, SFB)", rhs)[0]
     try:
         (m, _, _), (n, width, batch), device = a.shape, b.shape, a.device
     except (AttributeError, ValueError):
@@ -383,13 +382,6 @@ def _scales(name: str, x: Facts | None, rows: int, block_rows: int, caps: Caps, 
             f"them of linear scales [{rows}, {columns}]"
         )
     return size
-
-
-def _pair(name: str, form: str, found: Any) -> Operand:
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        what = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
-        raise TypeError(f"{OP}: {name} is {what}; needed is a pair of tensors: pass {name}={form}")
-    return found[0], found[1]
 
 
 def _no_matrices(a: Any, b: Any) -> NoReturn:

@@ -115,7 +115,7 @@ class DecodeSpec(KernelSpec):
 
     @property
     def stages(self) -> int:
-        """K steps that a warp has in flight: as many as let two CTAs share an SM, or else one, and two at least."""
+        """K steps that a warp has in flight: as many as let two CTAs share an SM, or else one."""
         step = self.warps * self.stage_bytes
         return min(8, _HALF // step if 2 * step <= _HALF else _WHOLE // step)
 
@@ -139,7 +139,7 @@ class DecodeSpec(KernelSpec):
         return 32 * self.warps
 
     def tiles(self, n: int) -> int:
-        """CTAs that the rows of B need, times one for each part of K."""
+        """CTAs that the rows of B need; where K is split, clusters."""
         whole, rest = divmod(n, self.scale_rows)
         slices = self.scale_rows // self.rows
         count = whole * slices

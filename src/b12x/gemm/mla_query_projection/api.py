@@ -102,7 +102,7 @@ def bind(
     caps, facts = plan.caps, checks.facts
     values, scales = weight, None
     if caps.weight_format == "mxfp8":
-        values, scales = operands.pair(OP, "weight", "(values, scales)", weight)
+        values, scales = checks.pair(OP, "weight", "(values, scales)", weight)
     tensors = [out, q_nope, q_pe, values]
     if scales is not None:
         tensors.append(scales)
@@ -151,8 +151,7 @@ def run(
     try:
         launch, result = binding.launch, binding.out
     except AttributeError:
-        found = type(binding).__name__
-        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+        raise checks.no_binding(OP, binding) from None
     if launch is not None:
         launch.launch(stream)
     return result
@@ -213,7 +212,7 @@ def clear_caches() -> None:
 def _static(weight: Weight, output_dtype: Any) -> tuple[Target, int, int, int, str, str]:
     """Target, H, K, N, output dtype and weight format of a one-shot call."""
     packed = isinstance(weight, (tuple, list))
-    values: Any = operands.pair(OP, "weight", "(values, scales)", weight)[0] if packed else weight
+    values: Any = checks.pair(OP, "weight", "(values, scales)", weight)[0] if packed else weight
     try:
         (heads, k, n), device = values.shape, values.device
     except (AttributeError, ValueError):

@@ -158,8 +158,7 @@ def run(
     try:
         launch = binding.launch
     except AttributeError:
-        found = type(binding).__name__
-        raise TypeError(f"{OP}: binding is a {found}; needed is a Binding: make one with bind") from None
+        raise checks.no_binding(OP, binding) from None
     if launch is not None:
         launch.launch(stream)
 
